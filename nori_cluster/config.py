@@ -1,0 +1,115 @@
+"""Configuration: one small frozen struct per component, resolved once by `launch` and handed down.
+
+"auto" never leaves this module's `resolve_*` functions. Flag names are vLLM's; fields are the flags with underscores.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from nori_cluster.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What to serve. path: an ordinary checkpoint folder. name: the id clients use."""
+
+    name: str
+    path: str
+    dtype: Dtype = "auto"
+    max_model_len: int | None = None  # None = the checkpoint's own
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Size of the paged KV cache. num_blocks overrides what free memory allows."""
+
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None  # per worker; None = from free memory
+    num_blocks: int | None = None
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one engine. max_waiting_tokens None = twice the step budget (the router is the one place to wait)."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+    max_waiting_requests: int = 1024
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests", "depth"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1", param=name)
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    tensor_parallel_size: int = 1
+    device: str = "auto"
+    collective_timeout: float = 30.0  # seconds; a rank silent for longer ends the group
+    threads: int | None = None  # torch CPU threads per worker; None = cores / workers on the host
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one worker group needs."""
+
+    model: ModelConfig
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+
+
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """Fixed and configurable; 0 lets the system choose (tests). dataplane is the first of one per group."""
+
+    http: int = 8000
+    grpc: int = 50051
+    router: int = 50052
+    dataplane: int = 50100
+    admin: int = 8001
+    metrics: int = 9090
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway process. router: host:port. models: name → checkpoint folder (tokenizer and template)."""
+
+    gateway_id: str
+    router: str
+    models: dict[str, str]
+    host: str = "127.0.0.1"
+    ports: Ports = Ports()
+    chat_template: str | None = None
+    parse_special_tokens: bool = False  # completions: read <|…|> in plain prompts as control tokens
+    drain_timeout: float = 30.0
+    max_body_bytes: int = 16 << 20
+    max_stop_strings: int = 16
+    max_logprobs: int = 20
+    max_prompts: int = 1024
+    api_key: str | None = None
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`nori serve`: one model, `replicas` groups of it, one gateway, on one machine."""
+
+    group: GroupConfig
+    replicas: int = 1
+    host: str = "127.0.0.1"
+    ports: Ports = Ports()
+    drain_timeout: float = 30.0
+    chat_template: str | None = None
+    api_key: str | None = None
+
+
+def encode(config: msgspec.Struct) -> str:
+    """JSON text of a config, for another process."""
+    return msgspec.json.encode(config).decode()
+
+
+def existing_folder(path: str) -> Path:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"model folder {path!r} does not exist")
+    return folder

@@ -1,0 +1,19 @@
+"""The only reader of environment variables."""
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """$NORI_HOME: converted models and downloads. Default ~/.cache/nori."""
+    return Path(os.environ.get("NORI_HOME") or Path.home() / ".cache" / "nori").expanduser()
+
+
+def hf_offline() -> bool:
+    """True when the Hugging Face hub must not be contacted (HF_HUB_OFFLINE)."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+
+
+def api_key() -> str | None:
+    """$NORI_API_KEY (or vLLM's $VLLM_API_KEY): the bearer token clients must send."""
+    return os.environ.get("NORI_API_KEY") or os.environ.get("VLLM_API_KEY") or None
