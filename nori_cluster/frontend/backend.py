@@ -20,7 +20,12 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Why the engine ended a sequence. matched_token_id: the stop id of the request that ended it (None for EOS)."""
+    """Why the engine ended a sequence. matched_token_id: the stop id of the request that ended it (None for EOS).
+
+    With reason STOP the last token delivered is the one that stopped it (EOS or stop id): it counts in usage, its text
+    is not part of the output (unless include_stop_str_in_output). `finished` follows in the same turn of the event
+    loop as those tokens, so a sink that detokenizes when it is read knows before it decodes.
+    """
 
     reason: FinishReason
     matched_token_id: int | None = None
