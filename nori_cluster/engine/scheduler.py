@@ -1,0 +1,322 @@
+"""The scheduler: which sequences advance by how many tokens in the next step. Pure; owns slots, blocks and tables.
+
+One rule, no phases: each running sequence catches `planned` up to what is known within a token budget. Chunked
+prefill, resumption and preemption by recompute follow from it. Results may come several plans later; what they say of
+a sequence that meanwhile ended is dropped, and its slot and blocks return when the last plan naming it is applied.
+"""
+
+import bisect
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nori_cluster.config import SchedulerConfig
+from nori_cluster.engine.blocks import BlockPool
+from nori_cluster.engine.kv import KVGroup
+from nori_cluster.engine.plan import FinishNews, InFlight, PlanBuilder, StartNews, StepDeltas
+from nori_cluster.engine.queue import WaitingQueue
+from nori_cluster.engine.sequence import Sequence, SequenceRequest, SlotColumns
+from nori_cluster.engine.stop import StopRules
+from nori_cluster.errors import CapacityExceeded, ClientError, ContextLengthExceeded
+from nori_cluster.types import FinishReason, GroupSpec, SequenceStart, StepPlan, StepResult, pack, unpack
+
+Rows = NDArray[np.int32]
+_DEADLINE = "the request's time ran out"
+
+
+class Scheduler:
+    """Verbs: submit, abort, plan, apply. `now` is any monotonic clock in seconds."""
+
+    def __init__(self, config: SchedulerConfig, spec: GroupSpec) -> None:
+        self.config = config
+        self.spec = spec
+        num_slots = config.max_num_seqs
+        self.columns = SlotColumns(num_slots, spec.max_model_len)
+        self.pool = BlockPool(spec.num_blocks, spec.block_size)
+        self.groups = (KVGroup(self.pool, num_slots, spec.max_model_len),)
+        self.waiting = WaitingQueue(config.max_waiting_requests)
+        self.generated_tokens = 0
+        self.preemptions = 0
+        self._stop = StopRules(spec.eos_token_ids, num_slots)
+        self._sequences: dict[int, Sequence] = {}  # by key: all that have not ended
+        self._running: list[Sequence] = []  # by order
+        self._slots: Rows = np.zeros(0, dtype=np.int32)  # of _running, same order
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._releasing: list[int] = []  # slots whose sequence ended while a plan in flight names them
+        self._drops: list[int] = []  # slots the workers may forget
+        self._deadlines: list[tuple[float, int]] = []  # sorted
+        self._in_flight: deque[InFlight] = deque()
+        self._news: list[FinishNews] = []
+        self._step = 0
+        self._arrivals = 0
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def submit(self, request: SequenceRequest, now: float) -> None:
+        """Queue a sequence. Refuses what can never run: ContextLengthExceeded, CapacityExceeded, ClientError;
+        Overloaded when the queue is full."""
+        length = len(request.prompt_token_ids)
+        assert request.key not in self._sequences, "key in use"
+        if not request.prompt_len or request.max_tokens <= request.resumed_tokens:
+            raise ClientError("nothing to generate: empty prompt or no tokens left", param="prompt")
+        if length >= self.spec.max_model_len:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self.spec.max_model_len} tokens; "
+                f"{length} prompt tokens leave no room for output.",
+                param="prompt",
+            )
+        capacity = self.spec.num_blocks * self.spec.block_size
+        if length > capacity:
+            raise CapacityExceeded(
+                f"{length} prompt tokens exceed the KV cache of this server, which holds {capacity} tokens",
+                param="prompt",
+            )
+        # The last token is sampled, never computed: it needs no room in the cache.
+        limit = min(request.prompt_len + request.max_tokens, self.spec.max_model_len, capacity + 1)
+        sequence = Sequence(request, limit, now, self._arrivals)
+        self.waiting.push(sequence)
+        self._arrivals += 1
+        self._sequences[request.key] = sequence
+        if request.deadline is not None:
+            bisect.insort(self._deadlines, (request.deadline, request.key))
+
+    def abort(self, key: int) -> None:
+        """End a sequence; its finish (CANCELLED) comes with the next deltas. No-op when it has ended."""
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            self._end(sequence, FinishNews(key, FinishReason.CANCELLED))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._news or self._in_flight)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    # -- plan -------------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step's orders; None when nothing can advance before a result is applied."""
+        self._expire(now)
+        builder = PlanBuilder(len(self.groups))
+        slots, counts = self._advance(builder)
+        started = self._admit(builder, self.config.max_num_batched_tokens - int(counts.sum()), now)
+        if started:
+            slots = np.concatenate([slots, np.array([slot for slot, _ in started], dtype=np.int32)])
+            counts = np.concatenate([counts, np.array([count for _, count in started], dtype=np.int32)])
+        if not len(slots):
+            return None
+        columns = self.columns
+        columns.planned[slots] += counts
+        columns.last_plan[slots] = self._step
+        samples = columns.planned[slots] == columns.expected[slots]
+        columns.expected[slots] += samples
+        plan = builder.build(self._step, self._drops, slots, counts)
+        self._in_flight.append(InFlight(self._step, slots, counts, samples))
+        self._drops = []
+        self._step += 1
+        return plan
+
+    def _advance(self, builder: PlanBuilder) -> tuple[Rows, Rows]:
+        """Rows of the running sequences: those that decode first, then prefill chunks, within the budget."""
+        columns, running = self.columns, self._slots
+        need = columns.expected[running] - columns.planned[running]
+        need[columns.expected[running] >= columns.limit[running]] = 0  # its last token is being sampled
+        order = np.concatenate([np.flatnonzero(need == 1), np.flatnonzero(need > 1)])
+        slots, counts = running[order], need[order]
+        before = np.cumsum(counts) - counts
+        counts = np.clip(self.config.max_num_batched_tokens - before, 0, counts)
+        for index, group in enumerate(self.groups):
+            missing = group.missing(slots, columns.planned[slots] + counts)
+            for row in np.flatnonzero(missing * (counts > 0)):
+                slot, lack = int(slots[row]), int(missing[row])
+                if not columns.alive[slot]:
+                    continue  # preempted a moment ago
+                if self._make_room(lack, slot, builder):
+                    builder.give(index, slot, group.grow(slot, lack))
+                else:
+                    counts[row] = 0
+        keep = (counts > 0) & columns.alive[slots]
+        return slots[keep], counts[keep]
+
+    def _make_room(self, lack: int, for_slot: int, builder: PlanBuilder) -> bool:
+        """Preempt the latest sequences until `lack` blocks are free; never one that comes before `for_slot`'s."""
+        pending = sum(int(group.counts[slot]) for group in self.groups for slot in self._releasing)
+        while self.pool.free < lack:
+            victim = self._running[-1]
+            if self.pool.free + pending >= lack or victim.slot == for_slot:
+                return False
+            builder.withdraw(victim.slot)
+            free = self.pool.free
+            held = sum(int(group.counts[victim.slot]) for group in self.groups)
+            self._preempt(victim)
+            pending += held - (self.pool.free - free)
+        return True
+
+    def _admit(self, builder: PlanBuilder, budget: int, now: float) -> list[tuple[int, int]]:
+        """Start waiting sequences, in order, while a slot, blocks for all they know, and budget are left."""
+        rows: list[tuple[int, int]] = []
+        while budget > 0 and self._free_slots:
+            sequence = self.waiting.head()
+            if sequence is None or sequence.tokens is None:
+                break
+            length = len(sequence.tokens)
+            lack = self.pool.blocks_for(length)
+            if lack > self.pool.free:
+                break
+            tokens = pack(sequence.tokens)
+            slot = self._start(sequence, now)
+            for index, group in enumerate(self.groups):
+                builder.give(index, slot, group.grow(slot, lack))
+            request = sequence.request
+            builder.start(SequenceStart(slot, tokens, request.prompt_len, 0, request.sampling))
+            count = min(length, budget)
+            rows.append((slot, count))
+            budget -= count
+        return rows
+
+    def _start(self, sequence: Sequence, now: float) -> int:
+        self.waiting.remove(sequence)
+        slot = sequence.slot = self._free_slots.pop()
+        self.columns.start(sequence, computed=0)
+        self._stop.start(slot, sequence.request)
+        if sequence.started is None:
+            sequence.started = now
+        bisect.insort(self._running, sequence, key=lambda s: s.order)
+        self._index()
+        return slot
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Give up its slot and blocks; it waits again with all its tokens and recomputes them."""
+        sequence.preemptions += 1
+        self.preemptions += 1
+        sequence.tokens = self.columns.stop(sequence)
+        self._leave(sequence)
+        self.waiting.restore(sequence)
+
+    # -- apply ------------------------------------------------------------------------------------------------------
+
+    def apply(self, result: StepResult, now: float) -> StepDeltas:
+        """Take in the oldest plan's result: tokens become known, ended sequences leave."""
+        record = self._in_flight.popleft()
+        assert result.step == record.step, "results out of order"
+        columns = self.columns
+        alive = columns.alive[record.slots]
+        columns.computed[record.slots[alive]] += record.counts[alive]
+        emitted = unpack(result.counts)
+        assert (emitted == record.samples).all(), "a row sampled that should not, or the reverse"
+        rows = np.flatnonzero(alive & record.samples).astype(np.int32)
+        ids = unpack(result.ids)[(np.cumsum(emitted) - emitted)[rows]]
+        slots = record.slots[rows]
+        columns.tokens[slots, columns.known[slots]] = ids
+        columns.known[slots] += 1
+        self.generated_tokens += len(rows)
+        deltas = StepDeltas(
+            step=result.step,
+            keys=columns.keys[slots],
+            counts=np.ones(len(rows), dtype=np.int32),
+            ids=ids,
+            rows=rows,
+            starts=self._first_tokens(slots),
+            logprobs=result.logprobs,
+        )
+        stopped = self._stop.stopped(slots, ids)
+        for i in np.flatnonzero(stopped | (columns.known[slots] >= columns.limit[slots])):
+            slot, key = int(slots[i]), int(deltas.keys[i])
+            reason, matched = self._stop.reason(slot, int(ids[i]), bool(stopped[i]))
+            self._end(self._sequences[key], FinishNews(key, reason, matched))
+        self._release(record.step)
+        deltas.finishes, self._news = self._news, []
+        return deltas
+
+    def take_news(self) -> StepDeltas | None:
+        """Finishes (aborts, deadlines) that need no step; None when there are none."""
+        if not self._news:
+            return None
+        empty = np.zeros(0, dtype=np.int32)
+        news, self._news = self._news, []
+        return StepDeltas(self._step, np.zeros(0, dtype=np.int64), empty, empty, empty, finishes=news)
+
+    def _first_tokens(self, slots: Rows) -> list[StartNews]:
+        columns = self.columns
+        starts = []
+        for slot in slots[columns.known[slots] == columns.first_known[slots]]:
+            sequence = self._sequences[int(columns.keys[slot])]
+            assert sequence.started is not None
+            starts.append(StartNews(sequence.request.key, 0, sequence.started - sequence.arrival))
+        return starts
+
+    # -- leaving ----------------------------------------------------------------------------------------------------
+
+    def _end(self, sequence: Sequence, news: FinishNews) -> None:
+        """The sequence is over: exactly one FinishNews, wherever it was."""
+        del self._sequences[sequence.request.key]
+        if sequence.slot < 0:
+            self.waiting.remove(sequence)
+        else:
+            self.columns.stop(sequence)
+            self._leave(sequence)
+        self._news.append(news)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Out of the running; slot and blocks return now, or when the last plan naming the slot is applied."""
+        self._running.remove(sequence)
+        self._index()
+        slot, sequence.slot = sequence.slot, -1
+        self._releasing.append(slot)
+        self._release(self._in_flight[0].step - 1 if self._in_flight else self._step)
+
+    def _release(self, applied: int) -> None:
+        """Return what no plan after step `applied` names."""
+        if not self._releasing:
+            return
+        held = []
+        for slot in self._releasing:
+            if self.columns.last_plan[slot] > applied:
+                held.append(slot)
+                continue
+            for group in self.groups:
+                group.release(slot)
+            self._free_slots.append(slot)
+            self._drops.append(slot)
+        self._releasing = held
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, key = self._deadlines.pop(0)
+            sequence = self._sequences.get(key)
+            if sequence is not None and sequence.request.deadline == deadline:
+                self._end(sequence, FinishNews(key, FinishReason.CANCELLED, error=_DEADLINE))
+
+    def _index(self) -> None:
+        self._slots = np.array([s.slot for s in self._running], dtype=np.int32)
+
+    # -- invariants -------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Everything that must hold between steps; used by tests after each one."""
+        columns = self.columns
+        running = [s.slot for s in self._running]
+        orders = [s.order for s in self._running]
+        assert running == self._slots.tolist() and orders == sorted(orders)
+        everywhere = sorted([*running, *self._releasing, *self._free_slots])
+        assert everywhere == list(range(self.config.max_num_seqs)), "slots are not bijective"
+        assert np.flatnonzero(columns.alive).tolist() == sorted(running)
+        assert len(self._sequences) == len(running) + len(self.waiting)
+        for sequence in self._running:
+            assert columns.keys[sequence.slot] == sequence.request.key and sequence.tokens is None
+        live = self._slots
+        assert (columns.computed[live] <= columns.planned[live]).all()
+        assert (columns.planned[live] <= columns.expected[live]).all()
+        assert (columns.known[live] <= columns.expected[live]).all()
+        assert (columns.known[live] < columns.limit[live]).all()
+        held = np.array(sorted([*running, *self._releasing]), dtype=np.int32)
+        for group in self.groups:
+            group.check(columns.planned * columns.alive, held)
+        self.waiting.check()

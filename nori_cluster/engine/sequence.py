@@ -1,0 +1,98 @@
+"""Sequences: what was asked (SequenceRequest), its life (Sequence), and the per-slot columns the step loop works on.
+
+A waiting sequence owns its tokens as an array; a running one keeps them in the columns of its slot and nowhere else.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nori_cluster.types import RowSampling
+
+
+class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate of a request, every default resolved.
+
+    key: unique among live sequences, chosen by the caller. prompt_token_ids: prompt, then `resumed_tokens` ids that
+    were generated before. max_tokens counts resumed ones too. order_key: lower runs first. deadline: engine clock.
+    """
+
+    key: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: RowSampling
+    max_tokens: int
+    resumed_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    order_key: int = 0
+    deadline: float | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt proper."""
+        return len(self.prompt_token_ids) - self.resumed_tokens
+
+
+class Sequence:
+    """The mutable life of a request, owned by the Scheduler. slot is -1 while it waits."""
+
+    __slots__ = ("arrival", "limit", "order", "preemptions", "request", "slot", "started", "tokens")
+
+    def __init__(self, request: SequenceRequest, limit: int, arrival: float, number: int) -> None:
+        self.request = request
+        self.limit = limit  # most tokens (prompt + output) it may come to
+        self.arrival = arrival
+        self.order = (request.order_key, number)
+        self.slot = -1
+        self.started: float | None = None  # when it was first planned
+        self.preemptions = 0
+        self.tokens: NDArray[np.int32] | None = np.array(request.prompt_token_ids, dtype=np.int32)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens to compute before it can sample."""
+        return 0 if self.tokens is None else len(self.tokens)
+
+
+class SlotColumns:
+    """One row per slot; filled by the Scheduler when a sequence starts.
+
+    known: tokens applied so far. first_known: value of known at which the caller hears of the first new token
+    (0 after a preemption: it heard already). expected: known plus the samples of plans in flight. planned: tokens whose
+    computation was ordered. computed: planned and applied. limit: known never exceeds it. last_plan: newest plan
+    naming the slot. alive: false once its sequence ended or was preempted (late results are dropped).
+    """
+
+    def __init__(self, num_slots: int, max_tokens: int) -> None:
+        self.tokens = np.zeros((num_slots, max_tokens), dtype=np.int32)
+        self.known = np.zeros(num_slots, dtype=np.int32)
+        self.first_known = np.zeros(num_slots, dtype=np.int32)
+        self.expected = np.zeros(num_slots, dtype=np.int32)
+        self.planned = np.zeros(num_slots, dtype=np.int32)
+        self.computed = np.zeros(num_slots, dtype=np.int32)
+        self.limit = np.zeros(num_slots, dtype=np.int32)
+        self.last_plan = np.zeros(num_slots, dtype=np.int64)
+        self.keys = np.zeros(num_slots, dtype=np.int64)
+        self.alive = np.zeros(num_slots, dtype=np.bool_)
+
+    def start(self, sequence: Sequence, computed: int) -> None:
+        """Move a waiting sequence's tokens into its slot; `computed` leading tokens are cached."""
+        assert sequence.tokens is not None and not self.alive[sequence.slot]
+        slot, length = sequence.slot, len(sequence.tokens)
+        self.tokens[slot, :length] = sequence.tokens
+        self.known[slot] = self.expected[slot] = length
+        self.planned[slot] = self.computed[slot] = computed
+        asked = len(sequence.request.prompt_token_ids)
+        self.first_known[slot] = length + 1 if length == asked else 0
+        self.limit[slot] = sequence.limit
+        self.keys[slot] = sequence.request.key
+        self.last_plan[slot] = -1
+        self.alive[slot] = True
+        sequence.tokens = None
+
+    def stop(self, sequence: Sequence) -> NDArray[np.int32]:
+        """The slot's sequence ends or is preempted; returns its tokens so far."""
+        slot = sequence.slot
+        assert self.alive[slot]
+        self.alive[slot] = False
+        return self.tokens[slot, : self.known[slot]].copy()
