@@ -135,9 +135,10 @@ def test_walks_do_preempt() -> None:
 
 def test_finish_names_the_stop_id_of_the_request_only() -> None:
     core = make_core(num_blocks=40)
-    free = alone(make_request(1, [9], max_tokens=6, ignore_eos=True), core.scheduler.spec)
-    stop = next(token for token in free if token not in free[: free.index(token)] and token != free[0])
-    core.submit(make_request(1, [9], max_tokens=6, ignore_eos=True, stop_token_ids=(stop,)), 0.0)
+    free = alone(make_request(1, [9, 4, 1], max_tokens=6, ignore_eos=True), core.scheduler.spec)
+    assert len(set(free)) > 2
+    stop = next(token for token in free if token != free[0])
+    core.submit(make_request(1, [9, 4, 1], max_tokens=6, ignore_eos=True, stop_token_ids=(stop,)), 0.0)
     finishes = []
     ids: list[int] = []
     while core.has_work:
