@@ -1,0 +1,61 @@
+# One-word entry points. `make run` and `make test` work from a fresh clone; both install the same way.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q
+INPUTS := pyproject.toml constraints.txt scripts/install.py
+
+.PHONY: help run test check check-fast types bench clean protos venv
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make run         serve the demo model on 127.0.0.1:8000 (ARGS="--port 8100" for another port)'
+	@echo 'make test        all checks and tests'
+	@echo 'make check       format, lint, types, architecture, protos'
+	@echo 'make check-fast  format, lint, architecture'
+	@echo 'make bench       what there is to measure without a client'
+	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
+	@echo 'make clean       remove caches and build outputs (the environment stays: rm -rf $(VENV))'
+
+# Stamps: a second run installs nothing unless the dependencies changed. The dev install contains the plain one.
+$(VENV)/installed: $(INPUTS)
+	@$(PYTHON) scripts/install.py $(VENV)
+	@touch $@
+
+$(VENV)/installed-dev: $(INPUTS)
+	@$(PYTHON) scripts/install.py $(VENV) dev
+	@touch $(VENV)/installed $@
+
+venv: $(VENV)/installed-dev
+
+run: $(VENV)/installed
+	@exec $(BIN)/nori demo $(ARGS)
+
+# Cheapest first; the first group that fails ends the run.
+test: check
+	$(PYTEST) -m unit
+	$(PYTEST) -m contract
+	$(PYTEST) -m e2e
+
+check: check-fast types
+	$(BIN)/buf lint protos
+	$(BIN)/python scripts/gen_protos.py --check
+
+types: $(VENV)/installed-dev
+	$(BIN)/mypy
+
+check-fast: $(VENV)/installed-dev
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(PYTEST) tests/test_architecture.py
+
+bench: $(VENV)/installed-dev
+	@echo 'nothing to run yet: `nori bench` is planned (see the status table in README.md)' >&2; exit 1
+
+protos: $(VENV)/installed-dev
+	$(BIN)/python scripts/gen_protos.py
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
+	find nori_cluster tests scripts kernels -name __pycache__ -type d -prune -exec rm -rf {} +
