@@ -1,0 +1,93 @@
+"""Rings and doorbells between real processes: order, wrap-around, frames too large for the ring, death of a rank."""
+
+import multiprocessing
+import random
+
+import pytest
+from worker.echo_worker import echo, try_wrong_token
+
+from nori_cluster.errors import EngineFailure
+from nori_cluster.types import StepPlan, pack
+from nori_cluster.worker.channel import RING_BYTES, Listener, Ring, RingExecutor
+
+pytestmark = pytest.mark.unit
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def make_plan(step: int, size: int = 4) -> StepPlan:
+    return StepPlan(step=step, drops=b"", starts=(), slots=pack([step]), counts=bytes(size), blocks=())
+
+
+@pytest.fixture
+def group():
+    listener = Listener()
+    workers = [SPAWN.Process(target=echo, args=(listener.address, listener.token, rank)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    executor = listener.accept(2, timeout=30.0)
+    yield executor
+    executor.close()
+    for worker in workers:
+        worker.join(10)
+        assert not worker.is_alive(), "a worker outlived its engine process"
+
+
+def test_ring_against_a_list() -> None:
+    rng = random.Random(0)
+    ring = Ring(2)
+    pending: list[list[bytes]] = [[], []]
+    refused = 0
+    for _ in range(4000):
+        if rng.random() < 0.55:
+            frame = rng.randbytes(rng.choice((0, 1, 100, 10_000, 700_000)))
+            if ring.write(frame):
+                for queue in pending:
+                    queue.append(frame)
+            else:
+                refused += 1
+        reader = rng.randrange(2)
+        if pending[reader] and rng.random() < 0.8:
+            assert ring.read(reader) == pending[reader].pop(0)
+    assert refused
+    assert not ring.write(bytes(RING_BYTES))
+    ring.close()
+
+
+def test_plans_and_results_in_order(group: RingExecutor) -> None:
+    sizes = [4, 1000, RING_BYTES // 3, 0, RING_BYTES + 5, RING_BYTES // 2, 7]
+    for step, size in enumerate(sizes):
+        group.submit(make_plan(step, size))
+        if step % 2:
+            continue
+        for done in range(max(step - 1, 0), step + 1):
+            result = group.collect()
+            assert (result.step, len(result.ids)) == (done, sizes[done])
+
+
+def test_failing_rank_is_named(group: RingExecutor) -> None:
+    group.submit(make_plan(13))
+    with pytest.raises(EngineFailure, match="rank 1 failed: ValueError: thirteen"):
+        while True:
+            group.collect()
+
+
+def test_dead_rank_is_named(group: RingExecutor) -> None:
+    group.submit(make_plan(14))
+    with pytest.raises(EngineFailure, match=r"rank 1 \(pid \d+\) is gone"):
+        while True:
+            group.collect()
+
+
+def test_missing_rank_is_named() -> None:
+    with pytest.raises(EngineFailure, match=r"ranks \[0\] did not connect"):
+        Listener().accept(1, timeout=0.2)
+
+
+def test_a_stranger_is_not_let_in() -> None:
+    listener = Listener()
+    worker = SPAWN.Process(target=try_wrong_token, args=(listener.address,))
+    worker.start()
+    with pytest.raises(EngineFailure, match="did not connect"):
+        listener.accept(1, timeout=3.0)
+    worker.join(10)
+    assert worker.exitcode == 0
