@@ -92,6 +92,11 @@ class Scheduler:
         return bool(self._sequences or self._news or self._in_flight)
 
     @property
+    def step(self) -> int:
+        """Plans made so far."""
+        return self._step
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

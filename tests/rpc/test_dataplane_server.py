@@ -1,0 +1,224 @@
+"""The data-plane server around a real EngineCore and the fake executor, over real sockets."""
+
+import asyncio
+import contextlib
+import time
+
+import grpc
+import pytest
+from engine.walk import alone, make_request, make_spec
+from fakes.executor import FakeExecutor
+
+from nori_cluster.config import SchedulerConfig
+from nori_cluster.engine.core import EngineCore
+from nori_cluster.engine.scheduler import Scheduler
+from nori_cluster.errors import EngineFailure
+from nori_cluster.rpc.dataplane_server import DataplaneServer
+from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2, sampling_pb2
+from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
+from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2_grpc as pb_grpc
+
+pytestmark = pytest.mark.unit
+
+
+class SlowExecutor(FakeExecutor):
+    """A step takes 5 ms; `broken` makes the next one fail."""
+
+    broken = False
+
+    def collect(self):
+        time.sleep(0.005)
+        if self.broken:
+            raise EngineFailure("rank 0 (pid 1) is gone")
+        return super().collect()
+
+
+class Group:
+    def __init__(self) -> None:
+        self.spec = make_spec(num_blocks=40, max_model_len=200)
+        self.executor = SlowExecutor(self.spec, 8)
+        config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_waiting_requests=4)
+        self.scheduler = Scheduler(config, self.spec)
+        self.failures: list[EngineFailure] = []
+        self.server = DataplaneServer(
+            EngineCore(self.scheduler, self.executor), self.spec, "g0", 7, self.failures.append
+        )
+
+    async def start(self) -> str:
+        return f"127.0.0.1:{await self.server.start('127.0.0.1', 0)}"
+
+    async def settled(self) -> None:
+        """Within a second of the last sequence nothing is held."""
+        for _ in range(100):
+            if not self.scheduler.has_work and self.scheduler.pool.free == 40:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("blocks were not freed")
+
+
+@pytest.fixture
+async def group():
+    group = Group()
+    group.address = await group.start()
+    yield group
+    await group.server.stop()
+
+
+class Gateway:
+    """One Exchange stream, driven by hand."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.aio.insecure_channel(address)
+        self.call = pb_grpc.WorkerGroupServiceStub(self.channel).Exchange()
+        self.tokens: dict[int, list[int]] = {}
+        self.finishes: dict[int, pb.SequenceFinish] = {}
+        self.accepted: list[int] = []
+        self.rejections: list[pb.Rejection] = []
+        self.starts: list[int] = []
+
+    async def __aenter__(self) -> "Gateway":
+        await self.send(hello=pb.Hello(gateway_id="t", gateway_incarnation=1))
+        self.welcome = (await self.read()).welcome
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.call.cancel()
+        await self.channel.close()
+
+    async def send(self, **command) -> None:
+        await self.call.write(pb.ExchangeRequest(**command))
+
+    async def read(self) -> pb.ExchangeResponse:
+        message = await asyncio.wait_for(self.call.read(), 5)
+        if message is grpc.aio.EOF:
+            raise EOFError(await self.call.details())
+        return message
+
+    async def submit(self, *requests: pb.SequenceRequest) -> None:
+        await self.send(submit=pb.Submit(sequences=requests))
+
+    async def until(self, done) -> None:
+        while not done():
+            message = await self.read()
+            self.accepted += message.accepted.handles
+            if message.HasField("rejection"):
+                self.rejections.append(message.rejection)
+            output = message.step_output
+            self.starts += [start.handle for start in output.starts]
+            for handle, token in zip(output.handles, output.token_ids, strict=True):
+                assert handle not in self.finishes
+                self.tokens.setdefault(handle, []).append(token)
+            for finish in output.finishes:
+                assert finish.handle not in self.finishes
+                self.finishes[finish.handle] = finish
+
+
+def sequence(handle: int, prompt, *, max_tokens=6, seed=3, **fields) -> pb.SequenceRequest:
+    sampling = sampling_pb2.SamplingParams(temperature=0.0, seed=seed, max_tokens=max_tokens, ignore_eos=True)
+    return pb.SequenceRequest(handle=handle, prompt_token_ids=prompt, sampling=sampling, **fields)
+
+
+async def test_welcome_describes_the_group(group: Group) -> None:
+    async with Gateway(group.address) as gateway:
+        assert gateway.welcome.group_id == "g0"
+        assert gateway.welcome.group_incarnation == 7
+        assert gateway.welcome.description.kv_blocks == 40
+        await gateway.send(ping=pb.Ping(nonce=5))
+        assert (await gateway.read()).pong.nonce == 5
+
+
+async def test_two_gateways_may_use_the_same_handles(group: Group) -> None:
+    async with Gateway(group.address) as left, Gateway(group.address) as right:
+        for gateway, first in ((left, 5), (right, 9)):
+            await gateway.submit(*(sequence(handle, [first, handle]) for handle in (1, 2)))
+        for gateway in (left, right):
+            await gateway.until(lambda gateway=gateway: len(gateway.finishes) == 2)
+        for gateway, first in ((left, 5), (right, 9)):
+            assert sorted(gateway.accepted) == sorted(gateway.starts) == [1, 2]
+            for handle in (1, 2):
+                want = alone(make_request(0, [first, handle], max_tokens=6, seed=3, ignore_eos=True), group.spec)
+                assert gateway.tokens[handle] == want
+                assert gateway.finishes[handle].reason == generation_pb2.FINISH_REASON_LENGTH
+    await group.settled()
+
+
+async def test_abort_ends_with_one_finish_and_frees_blocks(group: Group) -> None:
+    async with Gateway(group.address) as gateway:
+        await gateway.submit(sequence(1, [1], max_tokens=150), sequence(2, [2], max_tokens=5))
+        await gateway.until(lambda: len(gateway.tokens.get(1, [])) > 2)
+        await gateway.send(abort=pb.Abort(handles=[1, 77]))
+        await gateway.until(lambda: len(gateway.finishes) == 2)
+        assert gateway.finishes[1].reason == generation_pb2.FINISH_REASON_CANCELLED
+        assert gateway.finishes[2].reason == generation_pb2.FINISH_REASON_LENGTH
+        await group.settled()
+        await gateway.submit(sequence(1, [1], max_tokens=2))  # the handle is free again
+
+
+async def test_a_lost_stream_aborts_its_sequences_only(group: Group) -> None:
+    async with Gateway(group.address) as stays:
+        async with Gateway(group.address) as leaves:
+            await leaves.submit(*(sequence(handle, [handle], max_tokens=190) for handle in range(12)))
+            await leaves.until(lambda: leaves.tokens)
+        await stays.submit(sequence(1, [1], max_tokens=5))
+        await stays.until(lambda: stays.finishes)
+        await group.settled()
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "text"),
+    [
+        (sequence(1, []), pb.REJECTION_REASON_INVALID, "empty"),
+        (sequence(1, [61]), pb.REJECTION_REASON_INVALID, "out of the vocabulary"),
+        (sequence(1, [1] * 200), pb.REJECTION_REASON_TOO_LONG, "maximum context length"),
+        (sequence(1, [1], cache_salt=b"x"), pb.REJECTION_REASON_INVALID, "cache_salt"),
+        (sequence(1, [1], resumed_tokens=1), pb.REJECTION_REASON_INVALID, "resumed_tokens"),
+        (sequence(1, [1], max_tokens=0), pb.REJECTION_REASON_INVALID, "nothing to generate"),
+    ],
+)
+async def test_bad_sequences_are_refused_and_nothing_runs(group: Group, message, reason, text: str) -> None:
+    async with Gateway(group.address) as gateway:
+        await gateway.submit(message)
+        await gateway.until(lambda: gateway.rejections)
+        assert gateway.rejections[0].reason == reason
+        assert text in gateway.rejections[0].message
+        assert group.executor.computed_tokens == 0
+
+
+async def test_full_queue_and_draining_are_refused_with_retry_after(group: Group) -> None:
+    async with Gateway(group.address) as gateway:
+        await gateway.submit(*(sequence(handle, [1], max_tokens=50) for handle in range(40)))
+        await gateway.until(lambda: len(gateway.accepted) + len(gateway.rejections) == 40)
+        assert {r.reason for r in gateway.rejections} == {pb.REJECTION_REASON_QUEUE_FULL}
+        group.server.draining = True
+        await gateway.submit(sequence(99, [1]))
+        await gateway.until(lambda: gateway.rejections[-1].handles == [99])
+        assert gateway.rejections[-1].reason == pb.REJECTION_REASON_DRAINING
+        assert gateway.rejections[-1].retry_after.seconds == 1
+
+
+async def test_engine_failure_ends_the_stream_and_is_reported(group: Group) -> None:
+    async with Gateway(group.address) as gateway:
+        await gateway.submit(sequence(1, [1], max_tokens=150))
+        await gateway.until(lambda: gateway.tokens)
+        group.executor.broken = True
+        with pytest.raises(grpc.aio.AioRpcError, match=r"rank 0 \(pid 1\) is gone"):
+            await gateway.until(lambda: False)
+        assert [str(f) for f in group.failures] == ["rank 0 (pid 1) is gone"]
+
+
+async def test_hello_comes_first(group: Group) -> None:
+    async with grpc.aio.insecure_channel(group.address) as channel:
+        call = pb_grpc.WorkerGroupServiceStub(channel).Exchange()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(pb.ExchangeRequest(ping=pb.Ping(nonce=1)))
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_deadline_ends_with_its_reason(group: Group) -> None:
+    async with Gateway(group.address) as gateway:
+        message = sequence(1, [1], max_tokens=190)
+        message.time_left.FromMilliseconds(100)
+        await gateway.submit(message)
+        await gateway.until(lambda: gateway.finishes)
+        assert gateway.finishes[1].reason == generation_pb2.FINISH_REASON_CANCELLED
+        assert "time ran out" in gateway.finishes[1].error_message
