@@ -1,31 +1,22 @@
-"""One admitted request on its way back: token news in (TokenSink), text Deltas out.
+"""One admitted call on its way back: it wakes its consumer, hands out Deltas, and ends in exactly one way.
 
 A Generation owns its candidates; one bare future wakes its consumer, pending news is swapped out on take.
-Stop strings end a candidate here: the terminal Delta goes out at once, the backend gets an abort, late news is dropped.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from time import monotonic, time
 
 import msgspec
 
-from nori_cluster.errors import NoriError
-from nori_cluster.types import FinishReason, TokenLogprob
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """News of one candidate, merged since the last take. index = prompt_index * n + candidate.
-
-    token_ids and logprobs (parallel, only when asked for) may come before or after the text they belong to.
-    finish_reason is set in exactly one Delta per candidate, its last. stop_reason: the matched stop string or stop
-    token id, None for EOS and length.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprob] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
+from nori_cluster.errors import Cancelled, NoriError
+from nori_cluster.frontend.backend import Backend, Started, Submission
+from nori_cluster.frontend.candidate import Candidate, Delta
+from nori_cluster.frontend.detokenizer import Detokenizer
+from nori_cluster.frontend.stop import StopMatcher
+from nori_cluster.frontend.tokenizer import Tokenizer
+from nori_cluster.telemetry import ModelMetrics
+from nori_cluster.types import Request, SamplingParams
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -41,39 +32,232 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Generation:
-    """The consumer's side of one call. Used by one task; close() may come from any task of the loop.
+    """The consumer's side of one call. Read by one task; close() may come from any task of the loop.
 
     id: unique. prompts: token ids per prompt. created: unix seconds. model: the name the client asked for.
+    queue_time, time_to_first_token: seconds, None until known. Iteration yields whatever is ready, at most one Delta
+    per candidate, and raises the NoriError that ended the call early (after the Deltas that came before it).
     """
 
-    id: str
-    model: str
-    created: int
-    n: int
-    prompts: Sequence[tuple[int, ...]]
-    queue_time: float | None  # seconds, of the first sequence that started
-    time_to_first_token: float | None  # seconds since submit
+    def __init__(
+        self,
+        *,
+        id: str,
+        model: str,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        metrics: ModelMetrics,
+        every_token: bool = False,
+        on_end: Callable[["Generation"], None] = lambda generation: None,
+    ) -> None:
+        self.id = id
+        self.model = model
+        self.created = int(time())
+        self.n = sampling.n
+        self.prompts = prompts
+        self.queue_time: float | None = None
+        self.time_to_first_token: float | None = None
+        self._metrics = metrics
+        self._every_token = every_token or sampling.logprobs is not None
+        self._on_end = on_end
+        self._matching = bool(sampling.stop)
+        self._loop = asyncio.get_running_loop()
+        self._submitted_at = monotonic()
+        self._submissions: list[Submission] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._whole = False  # the consumer waits for the end only
+        self._scan_scheduled = False
+        self._error: NoriError | None = None
+        self._ended = False
+        self._cached_tokens = 0
+        self._dirty: list[Candidate] = []
+        include = sampling.include_stop_str_in_output
+        self._candidates = [
+            Candidate(
+                self,
+                index,
+                Detokenizer(tokenizer, sampling.skip_special_tokens),
+                StopMatcher(sampling.stop, include) if sampling.stop else None,
+                include,
+                sampling.logprobs is not None,
+                metrics.inter_token,
+            )
+            for index in range(len(prompts) * sampling.n)
+        ]
+        self._unaccepted = self._running = len(self._candidates)
+        metrics.running += 1
+
+    def submit(self, backend: Backend, requests: Sequence[Request]) -> None:
+        """Place one Request per prompt; a refusal that comes at once stops the rest."""
+        for number, request in enumerate(requests):
+            if self._ended:
+                break
+            sinks = self._candidates[number * self.n : (number + 1) * self.n]
+            self._submissions.append(backend.submit(request, sinks))
+        if self._ended:
+            self._abort_all()
 
     async def admitted(self) -> None:
         """Return once every candidate was accepted; raise the refusal (NoriError) after aborting the siblings."""
-        raise NotImplementedError
+        while self._unaccepted and not self._ended:
+            await self._wait()
+        if self._error is not None and self._unaccepted:
+            raise self._error
 
     def __aiter__(self) -> "Generation":
         return self
 
     async def __anext__(self) -> list[Delta]:
-        """Whatever is ready, at most one Delta per candidate. Raises the NoriError that ended the call early."""
-        raise NotImplementedError
+        while True:
+            deltas = self._take()
+            if deltas:
+                return deltas
+            if self._error is not None:
+                raise self._error
+            if not self._running:
+                raise StopAsyncIteration
+            await self._wait()
 
     async def result(self) -> list[Delta]:
         """Wait for the end: one complete Delta per candidate, in index order. Raises like iteration."""
-        raise NotImplementedError
+        self._whole = True
+        while not self._ended and not all(candidate.closed for candidate in self._candidates):
+            await self._wait()
+        deltas = self._take()
+        if self._error is not None:
+            raise self._error
+        return sorted(deltas, key=lambda delta: delta.index)
+
+    @property
+    def candidates(self) -> int:
+        """Prompts times n."""
+        return len(self._candidates)
 
     @property
     def usage(self) -> Usage:
-        """Counts so far; final after the last Delta."""
-        raise NotImplementedError
+        """Counts of what was taken so far; final after the last Delta."""
+        completion = sum(candidate.count for candidate in self._candidates)
+        return Usage(sum(map(len, self.prompts)), completion, self._cached_tokens)
 
     def close(self, error: NoriError | None = None) -> None:
         """Abort what still runs. Idempotent. A consumer still waiting gets `error` (default Cancelled)."""
-        raise NotImplementedError
+        if self._ended:
+            return
+        self._end(error or Cancelled("the request was closed"))
+        self._metrics.aborted += 1
+
+    # CandidateOwner
+
+    def on_accepted(self) -> None:
+        self._unaccepted -= 1
+        if not self._unaccepted:
+            self._wake()
+
+    def on_started(self, candidate: Candidate, start: Started) -> None:
+        if self.queue_time is None:
+            self.queue_time = start.queue_time
+            self._metrics.queue_time.observe(start.queue_time)
+        if candidate.index % self.n == 0:  # siblings share the prompt, which usage counts once
+            self._cached_tokens += start.cached_tokens
+
+    def on_first_token(self, now: float) -> None:
+        if self.time_to_first_token is None:
+            self.time_to_first_token = now - self._submitted_at
+            self._metrics.first_token.observe(self.time_to_first_token)
+
+    def on_news(self, candidate: Candidate) -> None:
+        if not candidate.dirty:
+            candidate.dirty = True
+            self._dirty.append(candidate)
+        if not self._whole or candidate.ended_by_backend:
+            self._wake()
+        if self._matching and not self._scan_scheduled:
+            # Stop strings must end a candidate even while its consumer is blocked in a write or waits for the end.
+            self._scan_scheduled = True
+            self._loop.call_soon(self._scan)
+
+    def on_stop_string(self, candidate: Candidate) -> None:
+        self._abort(candidate)
+        if self._whole:
+            self._wake()
+
+    def on_overrun(self, tokens: int) -> None:
+        self._metrics.stop_overrun_tokens += tokens
+
+    def on_failed(self, error: NoriError) -> None:
+        if not self._ended:
+            self._end(error)
+            self._metrics.errors[error.code or "error"] += 1
+
+    # Inside
+
+    async def _wait(self) -> None:
+        assert self._waiter is None, "a Generation has one consumer"
+        waiter = self._waiter = self._loop.create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _scan(self) -> None:
+        self._scan_scheduled = False
+        for candidate in self._dirty:
+            candidate.decode()
+
+    def _take(self) -> list[Delta]:
+        dirty = self._dirty
+        if not dirty:
+            return []
+        self._dirty = []
+        deltas: list[Delta] = []
+        for candidate in dirty:
+            candidate.dirty = False
+            delta = candidate.take(self._every_token)
+            if delta is None:
+                continue
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                self._running -= 1
+                self._metrics.success[delta.finish_reason.name.lower()] += 1
+        if not self._running and not self._ended:
+            self._end(None)
+        return deltas
+
+    def _end(self, error: NoriError | None) -> None:
+        """The one terminal transition: by itself (None), by a failure, or by close."""
+        assert not self._ended
+        self._ended = True
+        self._error = error
+        if error is not None:
+            self._scan()
+            self._abort_all()
+        metrics = self._metrics
+        metrics.running -= 1
+        usage = self.usage
+        metrics.prompt_tokens += usage.prompt_tokens
+        metrics.generation_tokens += usage.completion_tokens
+        if error is None:
+            seconds = monotonic() - self._submitted_at
+            metrics.latency.observe(seconds)
+            if self.time_to_first_token is not None and usage.completion_tokens > len(self._candidates):
+                later = usage.completion_tokens / len(self._candidates) - 1
+                metrics.per_output_token.observe((seconds - self.time_to_first_token) / later)
+        self._on_end(self)
+        self._wake()
+
+    def _abort_all(self) -> None:
+        for candidate in self._candidates:
+            if not candidate.ended_by_backend:
+                candidate.closed = True
+                self._abort(candidate)
+
+    def _abort(self, candidate: Candidate) -> None:
+        prompt, number = divmod(candidate.index, self.n)
+        if prompt < len(self._submissions):
+            self._submissions[prompt].abort(number)

@@ -1,27 +1,33 @@
 """Protocol-neutral serving: models, text → tokens, admission, submission. HTTP routes and the gRPC servicer call it."""
 
+import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from nori_cluster.errors import ModelNotFound, NoriError, Overloaded
+from nori_cluster.frontend.admission import (
+    Limits,
+    check_prompts,
+    check_sampling,
+    resolve_max_tokens,
+    resolve_sampling,
+    resolve_seed,
+)
 from nori_cluster.frontend.backend import Backend, ModelInfo
-from nori_cluster.frontend.generation import Delta, Generation, Usage
+from nori_cluster.frontend.candidate import Delta
+from nori_cluster.frontend.generation import Generation, Usage
 from nori_cluster.frontend.template import ChatTemplate
 from nori_cluster.frontend.tokenizer import Tokenizer
-from nori_cluster.types import SamplingParams
+from nori_cluster.telemetry import GatewayMetrics
+from nori_cluster.types import Request, SamplingParams
 
 __all__ = ["Delta", "Generation", "GenerationCall", "Limits", "ServedModel", "Service", "Usage"]
 
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on one call, the same for HTTP and gRPC."""
-
-    max_stop_strings: int = 16
-    max_logprobs: int = 20
-    max_prompts: int = 1024
-    max_n: int = 128
-    max_candidates: int = 4096  # prompts * n
+INLINE_ENCODE_CHARS = 4096  # longer texts are encoded in a thread: 4,096 tokens would block the loop for about 28 ms
+RETRY_AFTER = 2.0  # seconds a client is told to wait when nothing can serve it now
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +43,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
     """What a protocol edge asks for, already tokenized.
 
-    sampling.max_tokens None = what fits. default_max_tokens: used when that is None, capped by the room left, where an
-    explicit max_tokens that does not fit is refused. request_id: the client's or one made at the edge, for logs.
-    time_left: seconds until the deadline.
+    sampling.max_tokens None = default_max_tokens cut to the room left, or, when that is None too, all of the room.
+    An explicit max_tokens that does not fit is refused. request_id: the client's or one made at the edge, for logs;
+    it need not be unique. time_left: seconds until the deadline. *_param: how errors name these fields.
     """
 
     model: str | None
@@ -50,32 +56,55 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     priority: int = 0
     time_left: float | None = None
-    want_token_ids: bool = False  # Deltas are also emitted for tokens without text
+    every_token: bool = False  # Deltas are also emitted for tokens that show no text yet
+    prompt_param: str = "prompt"
+    max_tokens_param: str = "max_tokens"
 
 
 class Service:
-    """Everything a protocol edge calls; holds no protocol words."""
+    """Everything a protocol edge calls; knows no protocol. Lives on one event loop."""
 
-    def __init__(self, backend: Backend, models: Mapping[str, ServedModel], limits: Limits = Limits()) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        models: Mapping[str, ServedModel],
+        limits: Limits = Limits(),
+        metrics: GatewayMetrics | None = None,
+    ) -> None:
         self.backend = backend
         self.models = dict(models)
         self.limits = limits
+        self.metrics = metrics or GatewayMetrics()
+        self.draining = False
+        self._generations: set[Generation] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def served(self, name: str | None) -> ServedModel:
         """The model, or the only one when name is None. Raises ModelNotFound (param "model")."""
-        raise NotImplementedError
+        if name is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        if name is None:
+            raise ModelNotFound("model is required: this server has more than one", param="model")
+        served = self.models.get(name)
+        if served is None:
+            raise ModelNotFound(f"The model `{name[:200]}` does not exist.", param="model")
+        return served
 
     def info(self, served: ServedModel) -> ModelInfo | None:
-        """What the backend knows of it: max_model_len, ready groups."""
+        """What the backend knows of it: max_model_len, ready groups. None before any group registered."""
         return self.backend.model(served.name)
 
     def ready(self) -> bool:
         """True when not draining and every model has a ready group."""
-        raise NotImplementedError
+        infos = [self.info(served) for served in self.models.values()]
+        return not self.draining and all(info is not None and info.ready_groups > 0 for info in infos)
 
     async def encode(self, served: ServedModel, text: str, *, add_special: bool = True) -> tuple[int, ...]:
-        """Token ids of a plain prompt; long texts are encoded off the event loop."""
-        raise NotImplementedError
+        """Token ids of a plain prompt; long texts are encoded off the event loop. Raises ClientError."""
+        if len(text) <= INLINE_ENCODE_CHARS:
+            return _encode(served, text, add_special)
+        return await asyncio.to_thread(_encode, served, text, add_special)
 
     async def render(
         self,
@@ -88,17 +117,102 @@ class Service:
         kwargs: dict[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Token ids of a conversation through the model's template. Raises ClientError."""
-        raise NotImplementedError
+
+        def render() -> tuple[int, ...]:
+            ids = served.template.render(
+                messages,
+                served.tokenizer,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                kwargs=kwargs or {},
+            )
+            return tuple(ids)
+
+        if sum(_content_size(message) for message in messages) <= INLINE_ENCODE_CHARS:
+            return render()
+        return await asyncio.to_thread(render)
 
     def generate(self, call: GenerationCall) -> Generation:
         """Check, draw the seed, submit. Raises ClientError or Overloaded; later refusals come from admitted()."""
-        raise NotImplementedError
+        served = self.served(call.model)
+        if self.draining:
+            raise Overloaded("the server is shutting down", retry_after=RETRY_AFTER)
+        info = self.info(served)
+        if info is None:
+            raise Overloaded(f"no group serving {served.name!r} is ready yet", retry_after=RETRY_AFTER)
+        vocab_size = served.tokenizer.vocab_size
+        sampling = call.sampling
+        check_sampling(sampling, vocab_size, self.limits)
+        check_prompts(call.prompts, sampling.n, vocab_size, self.limits, call.prompt_param)
+        budgets = [
+            resolve_max_tokens(
+                len(ids),
+                sampling.max_tokens,
+                call.default_max_tokens,
+                info.max_model_len,
+                call.prompt_param,
+                call.max_tokens_param,
+            )
+            for ids in call.prompts
+        ]
+        unique = f"{call.request_id}-{secrets.token_hex(6)}"
+        requests = [
+            Request(
+                id=f"{unique}-{number}" if len(budgets) > 1 else unique,
+                model=served.name,
+                prompt_token_ids=ids,
+                sampling=resolve_sampling(sampling, budget, vocab_size),
+                seed=resolve_seed(sampling.seed),
+                tenant=call.tenant,
+                priority=call.priority,
+                time_left=call.time_left,
+            )
+            for number, (ids, budget) in enumerate(zip(call.prompts, budgets, strict=True))
+        ]
+        generation = Generation(
+            id=unique,
+            model=call.model or served.name,
+            prompts=call.prompts,
+            sampling=sampling,
+            tokenizer=served.tokenizer,
+            metrics=self.metrics.model(served.name),
+            every_token=call.every_token,
+            on_end=self._ended,
+        )
+        self._generations.add(generation)
+        self._idle.clear()
+        generation.submit(self.backend, requests)
+        return generation
 
     def drain(self) -> None:
         """From now on new calls are refused with Overloaded; running ones continue."""
-        raise NotImplementedError
+        self.draining = True
 
     @property
     def running(self) -> int:
         """Calls that were generated and have not ended."""
-        raise NotImplementedError
+        return len(self._generations)
+
+    async def idle(self) -> None:
+        """Return when no call runs."""
+        await self._idle.wait()
+
+    def close_all(self, error: NoriError) -> None:
+        """End every running call with an error (the end of a drain)."""
+        for generation in list(self._generations):
+            generation.close(error)
+
+    def _ended(self, generation: Generation) -> None:
+        self._generations.discard(generation)
+        if not self._generations:
+            self._idle.set()
+
+
+def _encode(served: ServedModel, text: str, add_special: bool) -> tuple[int, ...]:
+    return tuple(served.tokenizer.encode(text, parse_special=served.parse_special_tokens, add_special=add_special))
+
+
+def _content_size(message: dict[str, Any]) -> int:
+    content = message.get("content")
+    return len(content) if isinstance(content, str) else len(str(content))

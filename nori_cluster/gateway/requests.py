@@ -1,0 +1,195 @@
+"""Request bodies → Drafts: every default resolved, every field honoured or refused. Text is not tokenized here."""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from nori_cluster.config import GatewayConfig
+from nori_cluster.errors import ClientError
+from nori_cluster.gateway.body import convert, decode_object
+from nori_cluster.gateway.fields import check_fields
+from nori_cluster.gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SamplingFields,
+    StreamOptions,
+    TokenizeRequest,
+)
+from nori_cluster.types import SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+T = TypeVar("T")
+
+
+class StreamMode(msgspec.Struct, frozen=True, kw_only=True):
+    """How a stream is to be written. usage_everywhere: the running usage in every chunk as well."""
+
+    usage: bool = False
+    usage_everywhere: bool = False
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """What an OpenAI body asks for. stream None = one JSON reply. ignored: names of unknown fields.
+
+    prompts (completions): texts or token ids, one per prompt. messages (chat): for the template.
+    """
+
+    model: str | None
+    sampling: SamplingParams
+    stream: StreamMode | None
+    ignored: list[str]
+    max_tokens_param: str = "max_tokens"
+    return_token_ids: bool = False
+    add_special: bool = True
+    echo: bool = False
+    prompts: list[str | tuple[int, ...]] = []
+    messages: list[dict[str, Any]] = []
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: dict[str, Any] = {}
+
+
+def parse_completion(body: bytes, config: GatewayConfig) -> Draft:
+    """A /v1/completions body. Raises ClientError."""
+    value = decode_object(body)
+    request, ignored = _convert(value, CompletionRequest)
+    if request.echo and request.logprobs is not None:
+        raise ClientError("echo together with logprobs is planned, but not supported yet", param="echo")
+    return Draft(
+        model=request.model,
+        sampling=_sampling(request, request.max_tokens, request.logprobs),
+        stream=_stream(request),
+        ignored=ignored,
+        return_token_ids=request.return_token_ids is True,
+        add_special=request.add_special_tokens is not False,
+        echo=request.echo is True,
+        prompts=_prompts(request.prompt, config.max_prompts),
+    )
+
+
+def parse_chat(body: bytes, config: GatewayConfig) -> Draft:
+    """A /v1/chat/completions body. Raises ClientError."""
+    value = decode_object(body)
+    request, ignored = _convert(value, ChatRequest)
+    if request.echo:
+        raise ClientError("echo is planned for chat, but not supported yet", param="echo")
+    if request.add_special_tokens:
+        raise ClientError("the chat template brings its own special tokens", param="add_special_tokens")
+    max_tokens, max_tokens_param = request.max_completion_tokens, "max_completion_tokens"
+    if max_tokens is None:
+        max_tokens, max_tokens_param = request.max_tokens, "max_tokens"
+    if max_tokens is not None and max_tokens < 1:
+        raise ClientError(f"{max_tokens_param} must be at least 1", param=max_tokens_param)
+    generation_prompt, continues = _ending(request.add_generation_prompt, request.continue_final_message)
+    return Draft(
+        model=request.model,
+        sampling=_sampling(request, max_tokens, _chat_logprobs(request, config.max_logprobs)),
+        stream=_stream(request),
+        ignored=ignored,
+        max_tokens_param=max_tokens_param,
+        return_token_ids=request.return_token_ids is True,
+        messages=request.messages,
+        add_generation_prompt=generation_prompt,
+        continue_final_message=continues,
+        template_kwargs=request.chat_template_kwargs or {},
+    )
+
+
+def parse_tokenize(body: bytes) -> tuple[TokenizeRequest, list[dict[str, Any]] | None, bool, bool]:
+    """A /tokenize body: the struct, the messages as dicts, add_generation_prompt, continue_final_message."""
+    value = decode_object(body)
+    request, _ = _convert(value, TokenizeRequest)
+    if (request.prompt is None) == (request.messages is None):
+        raise ClientError("give either prompt or messages", param="prompt")
+    if request.messages is None:
+        return request, None, False, False
+    return request, request.messages, *_ending(request.add_generation_prompt, request.continue_final_message)
+
+
+def parse_detokenize(body: bytes) -> DetokenizeRequest:
+    return _convert(decode_object(body), DetokenizeRequest)[0]
+
+
+def _convert(value: dict[str, Any], to: type[T]) -> tuple[T, list[str]]:
+    ignored = check_fields(value, to.__struct_fields__)  # type: ignore[attr-defined]
+    return convert(value, to), ignored
+
+
+def _ending(add_generation_prompt: bool | None, continues: bool | None) -> tuple[bool, bool]:
+    if continues and add_generation_prompt:
+        raise ClientError(
+            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+        )
+    return (not continues if add_generation_prompt is None else add_generation_prompt), continues is True
+
+
+def _sampling(request: SamplingFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    stop = request.stop
+    return SamplingParams(
+        n=_or(request.n, 1),
+        temperature=_or(request.temperature, 1.0),
+        top_p=_or(request.top_p, 1.0),
+        top_k=_or(request.top_k, 0),
+        seed=request.seed,
+        max_tokens=max_tokens,
+        stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=request.ignore_eos is True,
+        include_stop_str_in_output=request.include_stop_str_in_output is True,
+        skip_special_tokens=request.skip_special_tokens is not False,
+        logit_bias=_logit_bias(request.logit_bias),
+        logprobs=logprobs,
+    )
+
+
+def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
+    resolved = {}
+    for key, value in (bias or {}).items():
+        if not _INTEGER.fullmatch(key):
+            raise ClientError(f"logit_bias keys must be token ids, got {key[:40]!r}", param="logit_bias")
+        resolved[int(key)] = value
+    return resolved
+
+
+def _chat_logprobs(request: ChatRequest, limit: int) -> int | None:
+    top = request.top_logprobs
+    if top is not None and not 0 <= top <= limit:
+        raise ClientError(f"top_logprobs must be between 0 and {limit}", param="top_logprobs")
+    if top and not request.logprobs:
+        raise ClientError("top_logprobs needs logprobs: true", param="top_logprobs")
+    return (top or 0) if request.logprobs else None
+
+
+def _stream(request: SamplingFields) -> StreamMode | None:
+    if not request.stream:
+        if request.stream_options is not None:
+            raise ClientError("stream_options needs stream: true", param="stream_options")
+        return None
+    options = request.stream_options or StreamOptions()
+    usage = options.include_usage is True
+    return StreamMode(usage=usage, usage_everywhere=usage and options.continuous_usage_stats is True)
+
+
+def _prompts(prompt: str | list[str | int | list[int]], limit: int) -> list[str | tuple[int, ...]]:
+    """One entry per prompt: "a", ["a", "b"], [1, 2] and [[1], [2]] give 1, 2, 1 and 2."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(type(item) is int for item in prompt):
+        return [tuple(item for item in prompt if isinstance(item, int))]
+    if len(prompt) > limit:
+        raise ClientError(f"at most {limit} prompts per request, got {len(prompt)}", param="prompt")
+    if not prompt:
+        raise ClientError("prompt must not be empty", param="prompt")
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise ClientError(
+            "prompt must be a string, a list of strings, of token ids or of lists of them", param="prompt"
+        )
+    return [tuple(item) if isinstance(item, list) else str(item) for item in prompt]
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

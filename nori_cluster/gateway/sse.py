@@ -1,0 +1,178 @@
+"""Deltas → server-sent events. All that is constant in a stream is encoded once; per event only its text is.
+
+One StreamWriter per stream. The route joins the events of one take into one write, so a slow client gets fewer,
+larger events, and nothing ever waits for a clock.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from nori_cluster.errors import NoriError
+from nori_cluster.frontend.service import Delta, Generation
+from nori_cluster.frontend.tokenizer import Tokenizer
+from nori_cluster.gateway.logprobs import chat_logprobs, completion_logprobs
+from nori_cluster.gateway.replies import finish_name, usage_object
+from nori_cluster.gateway.requests import StreamMode
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def error_events(error: NoriError) -> bytes:
+    """The end of a stream that failed after its headers were sent."""
+    return b"data: " + _encode(error.envelope()) + b"\n\n" + DONE
+
+
+class StreamWriter:
+    """Chunks of one stream. A subclass names the shape: `head` up to the text, `middle` from the text on."""
+
+    kind = ""
+    prefix = ""
+
+    def __init__(self, generation: Generation, tokenizer: Tokenizer, mode: StreamMode, token_ids: bool) -> None:
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._mode = mode
+        self._token_ids = token_ids
+        frame = {
+            "id": f"{self.prefix}-{generation.id}",
+            "object": self.kind,
+            "created": generation.created,
+            "model": generation.model,
+        }
+        self._frame = b"data: " + _encode(frame)[:-1]
+        self._tail = b',"usage":null}\n\n' if mode.usage else b"}\n\n"
+        self._running = mode.usage_everywhere
+        self._told: set[int] = set()  # candidates whose first chunk was written
+        self._heads = [self._frame + b',"choices":[{"index":%d,' % index for index in range(generation.candidates)]
+        self._plain = b',"logprobs":null,"finish_reason":null}]' + self._tail
+
+    def events(self, deltas: Sequence[Delta]) -> bytes:
+        """The events of one take."""
+        parts: list[bytes] = []
+        for delta in deltas:
+            head = self._heads[delta.index]
+            first = delta.index not in self._told
+            if first:
+                self._told.add(delta.index)
+                self.begin(head, delta, parts)
+            if delta.finish_reason is None and delta.logprobs is None and not self._token_ids and not self._running:
+                parts += (head, self.text_key, _encode(delta.text), self.text_end, self._plain)
+            else:
+                self._write(head, delta, first, parts)
+        return b"".join(parts)
+
+    def end(self) -> bytes:
+        """The usage chunk when asked for, and [DONE]."""
+        if not self._mode.usage:
+            return DONE
+        return self._frame + b',"choices":[],"usage":' + _encode(usage_object(self._generation.usage)) + b"}\n\n" + DONE
+
+    text_key = b""  # what stands before the JSON string of the text
+    text_end = b""  # what closes the object the text is in
+
+    def begin(self, head: bytes, delta: Delta, parts: list[bytes]) -> None:
+        """Events before a candidate's first delta."""
+        raise NotImplementedError
+
+    def body(self, delta: Delta, parts: list[bytes]) -> None:
+        """The object holding the text, for a chunk that is not plain."""
+        raise NotImplementedError
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    def prompt_ids(self, delta: Delta, parts: list[bytes]) -> None:
+        """More keys of a candidate's first choice when token ids were asked for."""
+
+    def _write(self, head: bytes, delta: Delta, first: bool, parts: list[bytes]) -> None:
+        """The general chunk: logprobs, token ids, finish, running usage."""
+        parts.append(head)
+        self.body(delta, parts)
+        parts += (b',"logprobs":', _encode(self.logprobs(delta)), b',"finish_reason":')
+        if delta.finish_reason is None:
+            parts.append(b"null")
+        else:
+            parts += (_encode(finish_name(delta.finish_reason)), b',"stop_reason":', _encode(delta.stop_reason))
+        if self._token_ids:
+            parts += (b',"token_ids":', _encode(delta.token_ids))
+            if first:
+                self.prompt_ids(delta, parts)
+        self._close(parts)
+
+    def _close(self, parts: list[bytes], extra: bytes = b"") -> None:
+        """End the choice and the chunk. extra: more keys of the chunk, with a leading comma."""
+        if self._running:
+            parts += (b"}]", extra, b',"usage":', _encode(usage_object(self._generation.usage)), b"}\n\n")
+        else:
+            parts += (b"}]", extra, self._tail)
+
+
+class ChatWriter(StreamWriter):
+    """chat.completion.chunk: the role once per choice, content deltas, then one chunk with the finish reason."""
+
+    kind = "chat.completion.chunk"
+    prefix = "chatcmpl"
+    text_key = b'"delta":{"content":'
+    text_end = b"}"
+
+    def begin(self, head: bytes, delta: Delta, parts: list[bytes]) -> None:
+        parts += (head, b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null')
+        extra = b""
+        if self._token_ids:
+            extra = b',"prompt_token_ids":' + _encode(self._generation.prompts[0])
+        self._close(parts, extra)
+
+    def body(self, delta: Delta, parts: list[bytes]) -> None:
+        if delta.text or delta.finish_reason is None:
+            parts += (self.text_key, _encode(delta.text), self.text_end)
+        else:
+            parts.append(b'"delta":{}')
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if not delta.logprobs:
+            return None
+        return chat_logprobs(self._tokenizer, delta.token_ids, delta.logprobs)
+
+
+class CompletionWriter(StreamWriter):
+    """text_completion chunks. echo: prompt texts, sent as a first chunk of each choice."""
+
+    kind = "text_completion"
+    prefix = "cmpl"
+    text_key = b'"text":'
+
+    def __init__(
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        mode: StreamMode,
+        token_ids: bool,
+        echo: Sequence[str] = (),
+    ) -> None:
+        super().__init__(generation, tokenizer, mode, token_ids)
+        self._echo = echo
+        self._offsets = [0] * generation.candidates
+
+    def begin(self, head: bytes, delta: Delta, parts: list[bytes]) -> None:
+        if self._echo:
+            text = self._echo[delta.index // self._generation.n]
+            parts += (head, self.text_key, _encode(text), b',"logprobs":null,"finish_reason":null')
+            self._close(parts)
+
+    def prompt_ids(self, delta: Delta, parts: list[bytes]) -> None:
+        parts += (b',"prompt_token_ids":', _encode(self._generation.prompts[delta.index // self._generation.n]))
+
+    def body(self, delta: Delta, parts: list[bytes]) -> None:
+        parts += (self.text_key, _encode(delta.text))
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if not delta.logprobs:
+            return None
+        offset = self._offsets[delta.index]
+        shown, self._offsets[delta.index] = completion_logprobs(
+            self._tokenizer, delta.token_ids, delta.logprobs, offset
+        )
+        return shown
