@@ -17,3 +17,8 @@ def hf_offline() -> bool:
 def api_key() -> str | None:
     """$NORI_API_KEY (or vLLM's $VLLM_API_KEY): the bearer token clients must send."""
     return os.environ.get("NORI_API_KEY") or os.environ.get("VLLM_API_KEY") or None
+
+
+def debug() -> bool:
+    """$NORI_DEBUG: the command line prints tracebacks instead of one line."""
+    return os.environ.get("NORI_DEBUG", "").lower() not in {"", "0", "false", "no", "off"}
