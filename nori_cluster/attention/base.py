@@ -1,0 +1,27 @@
+"""What a model needs of an attention backend: plan once per step, forward once per layer."""
+
+from typing import Any, Protocol
+
+import torch
+
+from nori_cluster.device.forward import ForwardBatch
+from nori_cluster.device.kv_cache import KVCache
+
+
+class AttentionBackend(Protocol):
+    """Causal attention over paged KV. Constructed once per worker as Backend(cache, num_heads, scale).
+
+    num_heads: query heads of this rank; query head h reads KV head h // (num_heads / num_kv_heads).
+    """
+
+    @staticmethod
+    def supports(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+        """Whether this backend runs on such tensors."""
+
+    def __init__(self, cache: KVCache, num_heads: int, scale: float) -> None: ...
+
+    def plan(self, batch: ForwardBatch) -> Any:
+        """Everything of a step that does not depend on the layer."""
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Any) -> torch.Tensor:
+        """Write k and v [T, kv heads, dim] into the cache, then attend q [T, heads, dim] → [T, heads, dim]."""
