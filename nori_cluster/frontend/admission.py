@@ -101,7 +101,8 @@ def resolve_max_tokens(
     if max_tokens > room:
         raise ContextLengthExceeded(
             f"{head} However, you requested {_short(prompt_tokens + max_tokens)} tokens "
-            f"({prompt_tokens} in the {param}, {_short(max_tokens)} in the completion). Please reduce the length of the {param} or of the completion.",
+            f"({prompt_tokens} in the {param}, {_short(max_tokens)} in the completion). "
+            f"Please reduce the length of the {param} or of the completion.",
             param=max_tokens_param,
         )
     return max_tokens

@@ -146,7 +146,7 @@ class Candidate:
         if finish is not None and finish.reason is FinishReason.STOP and not self._include_stop:
             shown = ids[:-1]
         kept = self._decode_plain(shown) if self._matcher is None else self._decode_matching(self._matcher, shown)
-        if kept < len(shown):  # a stop string matched at token kept - 1
+        if self.finish_reason is not None:  # a stop string matched at token kept - 1
             self._owner.on_overrun(len(ids) - kept)
             ids = ids[:kept]
         self.count += len(ids)

@@ -1,4 +1,4 @@
-"""The HTTP endpoints: parse, tokenize, admit, then one JSON reply or a stream of events. Client gone: closed at once."""
+"""The HTTP endpoints: parse, tokenize, admit, then one JSON reply or a stream. Client gone: closed at once."""
 
 import asyncio
 import contextlib
