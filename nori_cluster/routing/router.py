@@ -165,6 +165,10 @@ class Router:
         self._pump_all(now)
         return found
 
+    def set_foreign_load(self, group_id: str, tokens: int) -> None:
+        """Load of a registered group that was placed by others, not through this router."""
+        self.table.groups[group_id].foreign_tokens = tokens
+
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:

@@ -107,16 +107,24 @@ class GroupReport(_message.Message):
     def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
 
 class CoordinateRequest(_message.Message):
-    __slots__ = ("hello", "places", "cancels", "finished")
+    __slots__ = ("hello", "places", "cancels", "finished", "reach")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     places: _containers.RepeatedCompositeFieldContainer[Place]
     cancels: _containers.RepeatedScalarFieldContainer[int]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ...) -> None: ...
+    reach: Reach
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ...) -> None: ...
+
+class Reach(_message.Message):
+    __slots__ = ("unreachable_group_ids",)
+    UNREACHABLE_GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
+    unreachable_group_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unreachable_group_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CoordinateResponse(_message.Message):
     __slots__ = ("placements", "refusals", "table")
@@ -141,16 +149,20 @@ class Hello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., gateway_incarnation: _Optional[int] = ..., open_requests: _Optional[_Iterable[_Union[OpenRequest, _Mapping]]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request", "group_id", "tenant", "outstanding_tokens")
+    __slots__ = ("request", "group_id", "tenant", "outstanding_tokens", "prompt_tokens", "candidates")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     request: int
     group_id: str
     tenant: str
     outstanding_tokens: int
-    def __init__(self, request: _Optional[int] = ..., group_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outstanding_tokens: _Optional[int] = ...) -> None: ...
+    prompt_tokens: int
+    candidates: int
+    def __init__(self, request: _Optional[int] = ..., group_id: _Optional[str] = ..., tenant: _Optional[str] = ..., outstanding_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("request", "model", "tenant", "session_id", "priority", "prompt_tokens", "max_tokens", "candidates", "block_hashes", "time_left", "ttft_target", "tpot_target", "continuation", "adapter")
@@ -257,7 +269,7 @@ class Table(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., gateways: _Optional[int] = ...) -> None: ...
 
 class GroupView(_message.Message):
-    __slots__ = ("group_id", "model", "address", "state", "outstanding_tokens", "kv_block_tokens", "hash_seed", "numerics_id", "max_context_tokens", "report")
+    __slots__ = ("group_id", "model", "address", "state", "outstanding_tokens", "kv_block_tokens", "hash_seed", "numerics_id", "max_context_tokens", "report", "group_incarnation", "max_running_sequences", "max_batched_tokens", "kv_blocks")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +280,10 @@ class GroupView(_message.Message):
     NUMERICS_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     model: str
     address: str
@@ -278,4 +294,8 @@ class GroupView(_message.Message):
     numerics_id: str
     max_context_tokens: int
     report: GroupReport
-    def __init__(self, group_id: _Optional[str] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[GroupState, str]] = ..., outstanding_tokens: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., hash_seed: _Optional[int] = ..., numerics_id: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., report: _Optional[_Union[GroupReport, _Mapping]] = ...) -> None: ...
+    group_incarnation: int
+    max_running_sequences: int
+    max_batched_tokens: int
+    kv_blocks: int
+    def __init__(self, group_id: _Optional[str] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[GroupState, str]] = ..., outstanding_tokens: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., hash_seed: _Optional[int] = ..., numerics_id: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., report: _Optional[_Union[GroupReport, _Mapping]] = ..., group_incarnation: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ...) -> None: ...

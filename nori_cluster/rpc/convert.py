@@ -1,0 +1,339 @@
+"""protobuf ↔ our structs, for the router and data planes. Shapes only: no decision is taken here.
+
+`x_to_pb` writes, `x_from_pb` reads. Durations are float seconds on our side.
+"""
+
+from collections.abc import Iterable
+from typing import cast
+
+from google.protobuf.duration_pb2 import Duration
+
+from nori_cluster.errors import ClientError
+from nori_cluster.frontend.backend import Finish, Started
+from nori_cluster.routing.base import (
+    Considered,
+    Finished,
+    GroupRegistration,
+    GroupReport,
+    GroupState,
+    GroupView,
+    OpenRequest,
+    Place,
+    Placement,
+    Refusal,
+    RefusalReason,
+)
+from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2, sampling_pb2
+from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as dataplane
+from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2 as router
+from nori_cluster.types import FinishReason, Request, RowSampling, TokenLogprob
+
+_SIGN = 1 << 63
+_WRAP = 1 << 64
+
+
+def duration(seconds: float) -> Duration:
+    nanos = max(0, round(seconds * 1e9))
+    return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
+
+
+def seconds(value: Duration) -> float:
+    return value.seconds + value.nanos / 1e9
+
+
+def signed(seed: int) -> int:
+    """An unsigned 64-bit seed as the int64 of the wire."""
+    return seed - _WRAP if seed >= _SIGN else seed
+
+
+def unsigned(seed: int) -> int:
+    return seed % _WRAP
+
+
+# -- router plane ---------------------------------------------------------------------------------------------------
+
+
+def registration_to_pb(value: GroupRegistration) -> router.GroupRegistration:
+    return router.GroupRegistration(
+        group_id=value.group_id,
+        group_incarnation=value.incarnation,
+        model=value.model,
+        address=value.address,
+        max_context_tokens=value.max_context_tokens,
+        max_running_sequences=value.max_running_sequences,
+        max_batched_tokens=value.max_batched_tokens,
+        kv_block_tokens=value.kv_block_tokens,
+        kv_blocks=value.kv_blocks,
+        hash_seed=value.hash_seed,
+        numerics_id=value.numerics_id,
+    )
+
+
+def registration_from_pb(value: router.GroupRegistration | router.GroupView) -> GroupRegistration:
+    """Raises ClientError naming a field that may not be empty."""
+    for name in ("group_id", "model", "address", "max_context_tokens", "max_running_sequences", "max_batched_tokens"):
+        if not getattr(value, name):
+            raise ClientError(f"a group must state its {name}", param=f"registration.{name}")
+    return GroupRegistration(
+        group_id=value.group_id,
+        incarnation=value.group_incarnation,
+        model=value.model,
+        address=value.address,
+        max_context_tokens=value.max_context_tokens,
+        max_running_sequences=value.max_running_sequences,
+        max_batched_tokens=value.max_batched_tokens,
+        kv_block_tokens=value.kv_block_tokens,
+        kv_blocks=value.kv_blocks,
+        hash_seed=value.hash_seed,
+        numerics_id=value.numerics_id,
+    )
+
+
+def report_to_pb(value: GroupReport) -> router.GroupReport:
+    return router.GroupReport(
+        step=value.step,
+        running_sequences=value.running_sequences,
+        waiting_sequences=value.waiting_sequences,
+        waiting_tokens=value.waiting_tokens,
+        free_kv_blocks=value.free_kv_blocks,
+        tokens_per_second=value.tokens_per_second,
+        generated_tokens=value.generated_tokens,
+    )
+
+
+def report_from_pb(value: router.GroupReport) -> GroupReport:
+    return GroupReport(
+        step=value.step,
+        running_sequences=value.running_sequences,
+        waiting_sequences=value.waiting_sequences,
+        waiting_tokens=value.waiting_tokens,
+        free_kv_blocks=value.free_kv_blocks,
+        tokens_per_second=value.tokens_per_second,
+        generated_tokens=value.generated_tokens,
+    )
+
+
+def state_from_pb(value: int) -> GroupState:
+    """A state this version does not know takes no work."""
+    return GroupState(value) if value in GroupState._value2member_map_ else GroupState.STALLED
+
+
+def view_to_pb(value: GroupView) -> router.GroupView:
+    facts = value.registration
+    return router.GroupView(
+        group_id=facts.group_id,
+        group_incarnation=facts.incarnation,
+        model=facts.model,
+        address=facts.address,
+        state=cast("router.GroupState", int(value.state)),
+        outstanding_tokens=value.outstanding_tokens,
+        kv_block_tokens=facts.kv_block_tokens,
+        kv_blocks=facts.kv_blocks,
+        hash_seed=facts.hash_seed,
+        numerics_id=facts.numerics_id,
+        max_context_tokens=facts.max_context_tokens,
+        max_running_sequences=facts.max_running_sequences,
+        max_batched_tokens=facts.max_batched_tokens,
+        report=report_to_pb(value.report),
+    )
+
+
+def view_from_pb(value: router.GroupView) -> GroupView:
+    return GroupView(
+        registration=registration_from_pb(value),
+        state=state_from_pb(value.state),
+        report=report_from_pb(value.report),
+        outstanding_tokens=value.outstanding_tokens,
+    )
+
+
+def place_to_pb(value: Place) -> router.Place:
+    out = router.Place(
+        request=value.request,
+        model=value.model,
+        tenant=value.tenant,
+        session_id=value.session_id,
+        priority=value.priority,
+        prompt_tokens=value.prompt_tokens,
+        max_tokens=value.max_tokens,
+        candidates=value.candidates,
+    )
+    if value.time_left is not None:
+        out.time_left.CopyFrom(duration(value.time_left))
+    if value.attempt or value.lost_group_id:
+        out.continuation.lost_group_id = value.lost_group_id
+        out.continuation.numerics_id = value.numerics_id
+        out.continuation.attempt = value.attempt
+    return out
+
+
+def place_from_pb(value: router.Place) -> Place:
+    return Place(
+        request=value.request,
+        model=value.model,
+        tenant=value.tenant,
+        session_id=value.session_id,
+        priority=value.priority,
+        prompt_tokens=value.prompt_tokens,
+        max_tokens=value.max_tokens,
+        candidates=max(1, value.candidates),
+        time_left=seconds(value.time_left) if value.HasField("time_left") else None,
+        lost_group_id=value.continuation.lost_group_id,
+        numerics_id=value.continuation.numerics_id,
+        attempt=value.continuation.attempt,
+    )
+
+
+def placement_to_pb(value: Placement) -> router.Placement:
+    considered = [
+        router.Candidate(group_id=c.group_id, score=c.score, outstanding_tokens=c.outstanding_tokens)
+        for c in value.considered
+    ]
+    return router.Placement(
+        request=value.request,
+        group_id=value.group_id,
+        order_key=value.order_key,
+        waited=duration(value.waited),
+        candidates=considered,
+    )
+
+
+def placement_from_pb(value: router.Placement) -> Placement:
+    considered = tuple(Considered(c.group_id, c.score, c.outstanding_tokens) for c in value.candidates)
+    return Placement(value.request, value.group_id, value.order_key, seconds(value.waited), considered)
+
+
+def refusal_to_pb(value: Refusal) -> router.Refusal:
+    reason = cast("router.RefusalReason", int(value.reason))
+    out = router.Refusal(request=value.request, reason=reason, message=value.message)
+    if value.retry_after is not None:
+        out.retry_after.CopyFrom(duration(value.retry_after))
+    return out
+
+
+def refusal_from_pb(value: router.Refusal) -> Refusal:
+    """A reason this version does not know reads as NO_GROUP: ours, and worth a retry."""
+    known = value.reason in RefusalReason._value2member_map_
+    reason = RefusalReason(value.reason) if known else RefusalReason.NO_GROUP
+    retry_after = seconds(value.retry_after) if value.HasField("retry_after") else None
+    return Refusal(value.request, reason, value.message, retry_after)
+
+
+def finished_to_pb(value: Finished) -> router.Finished:
+    return router.Finished(
+        request=value.request,
+        computed_prompt_tokens=value.computed_prompt_tokens,
+        cached_prompt_tokens=value.cached_prompt_tokens,
+        output_tokens=value.output_tokens,
+        failed=value.failed,
+    )
+
+
+def finished_from_pb(value: router.Finished) -> Finished:
+    return Finished(
+        value.request, value.output_tokens, value.computed_prompt_tokens, value.cached_prompt_tokens, value.failed
+    )
+
+
+def open_request_to_pb(value: OpenRequest) -> router.OpenRequest:
+    return router.OpenRequest(
+        request=value.request,
+        group_id=value.group_id,
+        tenant=value.tenant,
+        outstanding_tokens=value.outstanding_tokens,
+        prompt_tokens=value.prompt_tokens,
+        candidates=value.candidates,
+    )
+
+
+def open_request_from_pb(value: router.OpenRequest) -> OpenRequest:
+    return OpenRequest(
+        value.request,
+        value.group_id,
+        value.tenant,
+        value.outstanding_tokens,
+        value.prompt_tokens,
+        max(1, value.candidates),
+    )
+
+
+# -- data plane -----------------------------------------------------------------------------------------------------
+
+
+def sequences_to_pb(
+    request: Request, *, max_tokens: int, order_key: int, time_left: float | None
+) -> list[dataplane.SequenceRequest]:
+    """One sequence per candidate, without handles (whoever owns the stream gives them). max_tokens: resolved."""
+    params = request.sampling
+    sampling = sampling_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=signed(request.seed),
+        max_tokens=max_tokens,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        logit_bias=params.logit_bias,
+    )
+    first = dataplane.SequenceRequest(
+        trace_id=request.id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=sampling,
+        priority=request.priority,
+        order_key=order_key,
+        task=dataplane.TASK_GENERATE,
+        top_logprobs=params.logprobs,
+        time_left=None if time_left is None else duration(time_left),
+    )
+    out = [first]
+    for candidate in range(1, params.n):
+        sequence = dataplane.SequenceRequest()
+        sequence.CopyFrom(first)
+        sequence.candidate = candidate
+        out.append(sequence)
+    return out
+
+
+def row_sampling_from_pb(value: dataplane.SequenceRequest) -> RowSampling:
+    """What a worker needs to sample the sequence; the gateway resolved every default."""
+    sampling = value.sampling
+    bias = sorted(sampling.logit_bias.items())
+    return RowSampling(
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        top_k=sampling.top_k,
+        seed=unsigned(sampling.seed),
+        candidate=value.candidate,
+        bias_ids=tuple(token for token, _ in bias),
+        bias_values=tuple(amount for _, amount in bias),
+        logprobs=value.top_logprobs if value.HasField("top_logprobs") else -1,
+    )
+
+
+def started_from_pb(value: dataplane.SequenceStart) -> Started:
+    return Started(value.cached_tokens, seconds(value.queue_time))
+
+
+def finish_from_pb(value: dataplane.SequenceFinish) -> Finish:
+    """A reason this version does not know reads as STOP."""
+    known = value.reason in FinishReason._value2member_map_
+    matched = value.matched_token_id if value.HasField("matched_token_id") else None
+    return Finish(FinishReason(value.reason) if known else FinishReason.STOP, matched)
+
+
+def logprobs_to_pb(values: Iterable[TokenLogprob]) -> generation_pb2.TokenLogprobs:
+    out = generation_pb2.TokenLogprobs()
+    for value in values:
+        out.logprobs.append(value.logprob)
+        out.top.add(token_ids=value.top_ids, logprobs=value.top_logprobs)
+    return out
+
+
+def logprobs_from_pb(value: generation_pb2.TokenLogprobs) -> list[TokenLogprob]:
+    tops = value.top
+    if len(tops) != len(value.logprobs):
+        return [TokenLogprob(logprob) for logprob in value.logprobs]
+    return [
+        TokenLogprob(logprob, tuple(top.token_ids), tuple(top.logprobs))
+        for logprob, top in zip(value.logprobs, tops, strict=True)
+    ]

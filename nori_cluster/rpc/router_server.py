@@ -1,0 +1,360 @@
+"""The router's edge: gateways' Coordinate and groups' Register streams in, routing.Router decides, answers go out.
+
+Runs in any asyncio loop (a Ray async actor's too); all state belongs to that loop. Answers to a gateway merge while its
+previous write is under way.
+"""
+
+import asyncio
+import logging
+import time
+
+import grpc
+import msgspec
+
+from nori_cluster.errors import ClientError
+from nori_cluster.routing import POLICIES
+from nori_cluster.routing.base import GroupState, GroupView, Placement, Refusal
+from nori_cluster.routing.router import Router
+from nori_cluster.rpc import convert
+from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2 as pb
+from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2_grpc as pb_grpc
+from nori_cluster.rpc.grpc_types import EOF, Context
+from nori_cluster.rpc.options import server_options
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+TICK_SECONDS = 0.1
+
+
+class RouterTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds. report: a group silent for longer is dead. gateway_grace: how long the reservations of a gateway whose
+    stream broke still count. load: least time between two tables that differ in load only. settle: after a start,
+    places wait this long for groups to register. forget: dead groups leave the table."""
+
+    report: float = 5.0
+    gateway_grace: float = 10.0
+    load: float = 0.5
+    settle: float = 3.0
+    forget: float = 60.0
+
+
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """silent_for: seconds since its last report."""
+
+    view: GroupView
+    reserved_requests: int
+    silent_for: float
+
+
+class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """open_requests: placed and not finished. silent_for: seconds since its last message."""
+
+    gateway_id: str
+    open_requests: int
+    connected: bool
+    silent_for: float
+
+
+class RouterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller reads. waiting: places without a group."""
+
+    epoch: int
+    groups: tuple[GroupStatus, ...]
+    gateways: tuple[GatewayStatus, ...]
+    waiting: int
+
+
+class _Session:
+    """One gateway's stream. What is to be written lies here until the writer takes all of it."""
+
+    def __init__(self, hello: pb.Hello) -> None:
+        self.gateway_id = hello.gateway_id
+        self.task = asyncio.current_task()
+        self.placements: list[Placement] = []
+        self.refusals: list[Refusal] = []
+        self.table_due = True
+        self.wake = asyncio.Event()
+        self.heard = time.monotonic()
+
+    def writer_ended(self, writer: asyncio.Task[None]) -> None:
+        """A failed write ends the whole stream."""
+        if not writer.cancelled() and writer.exception() is not None and self.task is not None:
+            log.info("write to gateway %s failed: %s", self.gateway_id, writer.exception())
+            self.task.cancel()
+
+    def take(self) -> tuple[list[Placement], list[Refusal], bool]:
+        out = self.placements, self.refusals, self.table_due
+        self.placements, self.refusals, self.table_due = [], [], False
+        return out
+
+
+class _Registration:
+    """One group's stream."""
+
+    def __init__(self, group_id: str, incarnation: int) -> None:
+        self.group_id = group_id
+        self.incarnation = incarnation
+        self.heard = time.monotonic()
+        self.displaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class RouterServer(pb_grpc.RouterServiceServicer):
+    """Servicer and owner of the Router. start and stop belong to one loop."""
+
+    def __init__(
+        self, policy: str = "least_loaded", *, times: RouterTimes = RouterTimes(), max_waiting: int = 4096
+    ) -> None:
+        self.times = times
+        self._router = Router(
+            POLICIES[policy],
+            max_waiting=max_waiting,
+            order_base=time.time_ns() // 1000,  # larger than any key of an earlier life
+            settle_until=time.monotonic() + times.settle,
+        )
+        self._sessions: dict[str, _Session] = {}
+        self._gone: dict[str, float] = {}  # gateways without a stream → since when
+        self._registrations: dict[str, _Registration] = {}
+        self._dead: dict[str, float] = {}  # groups → since when
+        self._told_epoch = 0
+        self._loads_changed = False
+        self._loads_told = 0.0
+        self._table: pb.Table | None = None
+        self._server: grpc.aio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Serve; port 0 lets the system choose. Returns the bound port."""
+        server = grpc.aio.server(options=server_options())
+        pb_grpc.add_RouterServiceServicer_to_server(self, server)
+        bound = server.add_insecure_port(f"{host}:{port}")
+        await server.start()
+        self._server = server
+        self._ticker = asyncio.create_task(self._tick())
+        log.info("router listens on %s:%d", host, bound)
+        return bound
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Ends every stream; gateways go on with their last table."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._server is not None:
+            await self._server.stop(grace)
+
+    def snapshot(self) -> RouterSnapshot:
+        now = time.monotonic()
+        table = self._router.table
+        groups = []
+        for view in self._router.views():
+            entry = table.groups[view.group_id]
+            stream = self._registrations.get(view.group_id)
+            heard = stream.heard if stream is not None else self._dead.get(view.group_id, now)
+            held = len(entry.running) + len(entry.waiting)
+            groups.append(GroupStatus(view=view, reserved_requests=held, silent_for=now - heard))
+        gateways = [
+            GatewayStatus(
+                gateway_id=gateway_id,
+                open_requests=len(table.of_gateway(gateway_id)),
+                connected=gateway_id in self._sessions,
+                silent_for=now - heard,
+            )
+            for gateway_id, heard in sorted({**self._gone, **{s.gateway_id: s.heard for s in self._live()}}.items())
+        ]
+        waiting = len(self._router.queue)
+        return RouterSnapshot(epoch=table.epoch, groups=tuple(groups), gateways=tuple(gateways), waiting=waiting)
+
+    def set_draining(self, group_id: str, draining: bool) -> bool:
+        """No new work for the group (or again). False when the group is not known."""
+        found = self._router.set_draining(group_id, draining, time.monotonic())
+        self._deliver()
+        return found
+
+    # -- gateways ---------------------------------------------------------------------------------------------------
+
+    async def Coordinate(self, request_iterator: object, context: Context) -> None:
+        first = await context.read()
+        if first is EOF:
+            return
+        if not first.HasField("hello") or not first.hello.gateway_id:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello with a gateway_id")
+        session = self._open(first.hello)
+        writer = asyncio.create_task(self._write(session, context))
+        writer.add_done_callback(session.writer_ended)
+        try:
+            message = first
+            while message is not EOF:
+                refused = self._take_in(session, message)
+                if refused:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refused)
+                message = await context.read()
+        finally:
+            writer.cancel()
+            self._close(session)
+
+    def _live(self) -> list[_Session]:
+        return list(self._sessions.values())
+
+    def _open(self, hello: pb.Hello) -> _Session:
+        session = _Session(hello)
+        old = self._sessions.get(hello.gateway_id)
+        self._sessions[hello.gateway_id] = session
+        self._gone.pop(hello.gateway_id, None)
+        if old is not None and old.task is not None:
+            old.task.cancel()
+        self._told_epoch = 0  # the number of gateways is part of the table
+        log.info("gateway %s connected with %d open requests", hello.gateway_id, len(hello.open_requests))
+        return session
+
+    def _close(self, session: _Session) -> None:
+        if self._sessions.get(session.gateway_id) is not session:
+            return  # a newer stream of the same gateway took over
+        now = time.monotonic()
+        del self._sessions[session.gateway_id]
+        self._gone[session.gateway_id] = now
+        self._router.suspend_gateway(session.gateway_id, now)
+        self._told_epoch = 0
+        self._deliver()
+        log.info("gateway %s disconnected", session.gateway_id)
+
+    def _take_in(self, session: _Session, message: pb.CoordinateRequest) -> str:
+        """Apply one message; the reason when it breaks the protocol."""
+        now = session.heard = time.monotonic()
+        gateway_id, router = session.gateway_id, self._router
+        if message.HasField("hello"):
+            held = [convert.open_request_from_pb(item) for item in message.hello.open_requests]
+            router.hello(gateway_id, held, now)
+        if message.HasField("reach"):
+            router.set_unreachable(gateway_id, frozenset(message.reach.unreachable_group_ids), now)
+        for finished in message.finished:
+            router.finish(gateway_id, convert.finished_from_pb(finished), now)
+        for request in message.cancels:
+            router.cancel(gateway_id, request, now)
+        for place in message.places:
+            if router.holds(gateway_id, place.request):
+                return f"request {place.request} is open already"
+            router.place(gateway_id, convert.place_from_pb(place), now)
+        self._loads_changed = self._loads_changed or bool(message.places or message.finished or message.cancels)
+        self._deliver()
+        return ""
+
+    async def _write(self, session: _Session, context: Context) -> None:
+        while True:
+            await session.wake.wait()
+            session.wake.clear()
+            placements, refusals, table_due = session.take()
+            message = pb.CoordinateResponse(
+                placements=[convert.placement_to_pb(p) for p in placements],
+                refusals=[convert.refusal_to_pb(r) for r in refusals],
+                table=self._current_table() if table_due else None,
+            )
+            await context.write(message)
+
+    def _deliver(self) -> None:
+        """Hand decisions to their sessions; tell every gateway when membership or states changed."""
+        for gateway_id, decision in self._router.take():
+            session = self._sessions.get(gateway_id)
+            if session is None:
+                self._router.cancel(gateway_id, decision.request, time.monotonic())
+                continue
+            if isinstance(decision, Placement):
+                session.placements.append(decision)
+            else:
+                session.refusals.append(decision)
+            session.wake.set()
+        if self._told_epoch != self._router.table.epoch:
+            self._tell_table()
+
+    def _tell_table(self) -> None:
+        self._told_epoch = self._router.table.epoch
+        self._loads_told, self._loads_changed = time.monotonic(), False
+        self._table = None
+        for session in self._live():
+            session.table_due = True
+            session.wake.set()
+
+    def _current_table(self) -> pb.Table:
+        if self._table is None:
+            self._table = pb.Table(
+                epoch=self._router.table.epoch,
+                groups=[convert.view_to_pb(view) for view in self._router.views()],
+                gateways=len(self._sessions),
+            )
+        return self._table
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    async def Register(self, request_iterator: object, context: Context) -> None:
+        first = await context.read()
+        if first is EOF:
+            return
+        try:
+            facts = convert.registration_from_pb(first.registration)
+        except ClientError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            raise
+        stream = _Registration(facts.group_id, facts.incarnation)
+        old = self._registrations.get(facts.group_id)
+        self._registrations[facts.group_id] = stream
+        if old is not None:
+            old.displaced.set_result(None)
+        self._dead.pop(facts.group_id, None)
+        state, report = convert.state_from_pb(first.state), convert.report_from_pb(first.report)
+        self._router.register(facts, state, report, stream.heard)
+        self._deliver()
+        log.info("group %s registered at %s, %s", facts.group_id, facts.address, state.name.lower())
+        reason = "its stream ended"
+        try:
+            await context.write(pb.RegisterResponse(epoch=self._router.table.epoch))
+            reason = await self._follow(stream, context)
+        finally:
+            self._unregister(stream, reason)
+        if stream.displaced.done():
+            await context.abort(grpc.StatusCode.ABORTED, "another registration of this group took over")
+
+    async def _follow(self, stream: _Registration, context: Context) -> str:
+        """Apply reports until the stream ends, falls silent or is displaced; says which."""
+        while True:
+            read = asyncio.ensure_future(context.read())
+            await asyncio.wait({read, stream.displaced}, timeout=self.times.report, return_when="FIRST_COMPLETED")
+            if not read.done():
+                read.cancel()
+                return "displaced" if stream.displaced.done() else f"no report for {self.times.report:g} s"
+            message = read.result()
+            if message is EOF:
+                return "its stream ended"
+            now = stream.heard = time.monotonic()
+            state, report = convert.state_from_pb(message.state), convert.report_from_pb(message.report)
+            if not self._router.report(stream.group_id, stream.incarnation, state, report, now):
+                return "displaced"
+            self._loads_changed = True
+            self._deliver()
+
+    def _unregister(self, stream: _Registration, reason: str) -> None:
+        if self._registrations.get(stream.group_id) is not stream:
+            return
+        now = time.monotonic()
+        del self._registrations[stream.group_id]
+        if self._router.lose(stream.group_id, stream.incarnation, now):
+            self._dead[stream.group_id] = now
+            log.warning("group %s is dead: %s", stream.group_id, reason)
+        self._deliver()
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            self._router.tick(now)
+            for gateway_id in [g for g, since in self._gone.items() if now - since > self.times.gateway_grace]:
+                del self._gone[gateway_id]
+                self._router.forget_gateway(gateway_id, now)
+            for group_id in [g for g, since in self._dead.items() if now - since > self.times.forget]:
+                del self._dead[group_id]
+                self._router.forget(group_id)
+            self._deliver()
+            if self._loads_changed and now - self._loads_told >= self.times.load:
+                self._tell_table()
+
+
+__all__ = ["GatewayStatus", "GroupState", "GroupStatus", "RouterServer", "RouterSnapshot", "RouterTimes"]
