@@ -89,6 +89,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     max_prompts: int = 1024
     api_key: str | None = None
+    exit_on_stdin_eof: bool = False  # a gateway started by `nori serve` never outlives it
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):

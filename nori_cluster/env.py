@@ -22,3 +22,14 @@ def api_key() -> str | None:
 def debug() -> bool:
     """$NORI_DEBUG: the command line prints tracebacks instead of one line."""
     return os.environ.get("NORI_DEBUG", "").lower() not in {"", "0", "false", "no", "off"}
+
+
+def prepare_ray() -> None:
+    """Settings that Ray reads at import: no usage reports, and nothing said about it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def bind_gloo(interface: str) -> None:
+    """gloo listens on this interface only; before the first process group."""
+    os.environ["GLOO_SOCKET_IFNAME"] = interface

@@ -1,0 +1,257 @@
+"""The composition root of a local cluster: Ray, controller, router, groups and one gateway, started and ended in order.
+
+`Cluster.stop` leaves nothing behind: no process, no shared memory, no port, no Ray session folder.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from nori_cluster.checkpoint.hf_config import read_config
+from nori_cluster.checkpoint.parallel import validate_parallel
+from nori_cluster.cluster import processes
+from nori_cluster.cluster.controller import Controller, ControllerState, pinned_to_this_node
+from nori_cluster.cluster.reconcile import Phase
+from nori_cluster.config import ClusterConfig, GatewayConfig, encode
+from nori_cluster.errors import EngineFailure, NoriError
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; no object of ours is large
+START_SECONDS = 900.0
+STOP_SECONDS = 10.0
+
+
+class Listening(msgspec.Struct, frozen=True):
+    """The line a gateway prints when it can answer."""
+
+    event: str
+    http: int
+    grpc: int
+    metrics: int
+
+
+class Cluster:
+    """One local cluster. start, then wait or stop; stop may be called at any time and any number of times."""
+
+    def __init__(self, config: ClusterConfig, *, on_phase: Callable[[str], None] = lambda phase: None) -> None:
+        self.config = config
+        self.http_url = self.grpc_address = self.metrics_url = self.admin_address = ""
+        self._on_phase = on_phase
+        self._controller: Any = None
+        self._gateway: subprocess.Popen[bytes] | None = None
+        self._ray_folder: Path | None = None
+        self._stopped = False
+        self._stopping = threading.Event()
+
+    # -- start ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Blocks until the gateway answers. NoriError otherwise, after everything was ended again."""
+        validate_parallel(read_config(Path(self.config.group.model.path)), self._size)
+        try:
+            self._start_ray()
+            router = self._start_controller()
+            self._start_gateway(router)
+            self._wait_for_groups()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    @property
+    def _size(self) -> int:
+        return self.config.group.parallel.tensor_parallel_size
+
+    def _start_ray(self) -> None:
+        self._on_phase("starting Ray")
+        self._ray_folder = Path(tempfile.mkdtemp(prefix="nori-ray-"))
+        groups = self.config.replicas * (1 + self._size)
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, groups + 2),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                namespace="nori",
+                _temp_dir=str(self._ray_folder),
+            )
+        except Exception as error:
+            raise EngineFailure(f"Ray did not start: {error}") from error
+
+    def _start_controller(self) -> str:
+        self._on_phase("starting controller and router")
+        threads = self.config.group.parallel.threads
+        if threads is None:
+            threads = max(1, (os.cpu_count() or 1) // (self.config.replicas * self._size))
+        actor = ray.remote(Controller).options(**pinned_to_this_node(), max_concurrency=1000)
+        self._controller = actor.remote(self.config, threads)
+        try:
+            router, admin = ray.get(self._controller.start.remote(), timeout=60.0)
+        except (RayError, GetTimeoutError) as error:
+            raise _expected(error) from error
+        self.admin_address = admin
+        return str(router)
+
+    def _start_gateway(self, router: str) -> None:
+        self._on_phase("starting gateway")
+        model = self.config.group.model
+        config = GatewayConfig(
+            gateway_id=f"gateway-{os.getpid()}",
+            router=router,
+            models={model.name: model.path},
+            host=self.config.host,
+            ports=self.config.ports,
+            chat_template=self.config.chat_template,
+            drain_timeout=self.config.drain_timeout,
+            api_key=self.config.api_key,
+            exit_on_stdin_eof=True,
+        )
+        # A session of its own: Ctrl-C reaches only us, and we end it in order. Its stdin's end is our death.
+        self._gateway = subprocess.Popen(
+            [sys.executable, "-m", "nori_cluster.gateway", "--config", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._gateway.stdin is not None
+        assert self._gateway.stdout is not None
+        self._gateway.stdin.write(encode(config).encode() + b"\n")
+        self._gateway.stdin.flush()
+        line = self._gateway.stdout.readline()
+        try:
+            listening = msgspec.json.decode(line, type=Listening)
+        except msgspec.DecodeError as error:
+            code = self._gateway.wait(STOP_SECONDS)
+            raise EngineFailure(f"the gateway did not start (exit code {code}); its last lines say why") from error
+        host = self.config.host if ":" not in self.config.host else f"[{self.config.host}]"
+        reachable = "127.0.0.1" if host == "0.0.0.0" else host
+        self.http_url = f"http://{reachable}:{listening.http}"
+        self.grpc_address = f"{reachable}:{listening.grpc}"
+        self.metrics_url = f"http://{reachable}:{listening.metrics}/metrics"
+
+    def _wait_for_groups(self) -> None:
+        """Until every group was ready once; the first start that fails ends it all."""
+        wanted = self.config.replicas
+        self._on_phase(f"loading {self.config.group.model.name} on {wanted} × {self._size} workers")
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            state = self.state()
+            if state.first_error is not None:
+                raise state.first_error
+            if state.ready >= wanted:
+                return
+            self._check_gateway()
+            ray.get(self._controller.next_state.remote(1.0))
+        raise EngineFailure(f"no group was ready after {START_SECONDS:.0f} s")
+
+    def _wait_until_ready(self) -> None:
+        """Until the gateway sees the groups through the router."""
+        deadline = time.monotonic() + 30.0
+        while time.monotonic() < deadline:
+            self._check_gateway()
+            if _ready(f"{self.http_url}/ready"):
+                self._on_phase("ready")
+                return
+            time.sleep(0.05)
+        raise EngineFailure("the gateway did not become ready within 30 s of its groups")
+
+    def _check_gateway(self) -> None:
+        assert self._gateway is not None
+        if (code := self._gateway.poll()) is not None:
+            raise EngineFailure(f"the gateway ended with exit code {code}")
+
+    # -- run --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> ControllerState:
+        try:
+            state: ControllerState = ray.get(self._controller.state.remote(), timeout=30.0)
+        except (RayError, GetTimeoutError) as error:
+            raise _expected(error) from error
+        return state
+
+    @property
+    def ready_groups(self) -> int:
+        return sum(group.record.phase is Phase.READY for group in self.state().groups)
+
+    def wait(self) -> int:
+        """Blocks until `stop`, or until gateway or controller is lost. The exit code: 0, or 1 and a line in the log."""
+        while not self._stopping.wait(1.0):
+            try:
+                self._check_gateway()
+                self.state()
+            except NoriError as error:
+                if self._stopping.is_set():
+                    break
+                log.error("%s", error)
+                return 1
+        return 0
+
+    # -- stop -------------------------------------------------------------------------------------------------------
+
+    def stop(self, drain_timeout: float | None = None) -> None:
+        """Gateway first (it finishes its streams within the drain timeout), then groups, router, Ray."""
+        self._stopping.set()
+        if self._stopped:
+            return
+        self._stopped = True
+        timeout = self.config.drain_timeout if drain_timeout is None else drain_timeout
+        self._stop_gateway(timeout)
+        if self._controller is not None:
+            with contextlib.suppress(RayError, GetTimeoutError):
+                ray.get(self._controller.stop.remote(timeout), timeout=timeout + STOP_SECONDS)
+        ours = processes.descendants(os.getpid()) if ray.is_initialized() else []
+        if ray.is_initialized():
+            ray.shutdown()
+        if stubborn := processes.end(ours, STOP_SECONDS):
+            log.warning("had to kill processes %s", stubborn)
+        if self._ray_folder is not None:
+            shutil.rmtree(self._ray_folder, ignore_errors=True)
+
+    def _stop_gateway(self, timeout: float) -> None:
+        if self._gateway is None:
+            return
+        if timeout:
+            self._gateway.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._gateway.wait(timeout + 2.0)
+        self._gateway.kill()
+        self._gateway.wait()
+        for pipe in (self._gateway.stdin, self._gateway.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def _ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _expected(error: Exception) -> NoriError:
+    """The NoriError inside a Ray error, or an EngineFailure that says what it was."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, NoriError):
+        return cause
+    if isinstance(error, GetTimeoutError):
+        return EngineFailure("the controller does not answer")
+    return EngineFailure(f"the controller failed: {cause or error}")

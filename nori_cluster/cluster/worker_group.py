@@ -1,0 +1,144 @@
+"""One incarnation of a worker group: its placement group, engine process and ranks. Replaced, never repaired."""
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from nori_cluster.cluster.engine_process import EngineProcess, EngineStatus
+from nori_cluster.cluster.rank_process import RankProcess
+from nori_cluster.config import GroupConfig
+from nori_cluster.errors import EngineFailure, NoriError
+
+log = logging.getLogger(__name__)
+
+
+class WorkerGroup:
+    """start, then watch; kill at the end, whatever happened. Owned by the controller."""
+
+    def __init__(
+        self,
+        group_id: str,
+        incarnation: int,
+        config: GroupConfig,
+        *,
+        host: str,
+        port: int,
+        router: str,
+        threads: int,
+        start_timeout: float = 600.0,
+    ) -> None:
+        self.group_id = group_id
+        self.incarnation = incarnation
+        self.config = config
+        self.address = ""
+        self.pids: list[int] = []  # of the ranks
+        self.engine_pid = 0
+        self._host = host
+        self._port = port
+        self._router = router
+        self._threads = threads
+        self._start_timeout = start_timeout
+        self._placement: PlacementGroup | None = None
+        self._engine: Any = None
+        self._ranks: list[Any] = []
+        self._serving: list[Any] = []  # object refs of the ranks' serve
+
+    async def start(self) -> str:
+        """Bring up all processes; returns the data plane's address. NoriError says which process failed and why."""
+        async with asyncio.timeout(self._start_timeout):
+            try:
+                await self._place()
+                await self._join()
+                await self._serve()
+            except RayError as error:
+                raise _cause(error) from error
+        return self.address
+
+    async def _place(self) -> None:
+        device = self.config.parallel.device
+        bundle = {"CPU": 1.0, "GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
+        size = self.config.parallel.tensor_parallel_size
+        self._placement = placement_group([{"CPU": 1.0}, *([bundle] * size)], strategy="STRICT_PACK")
+        await self._placement.ready()
+        engine = ray.remote(EngineProcess).options(**self._options(0), max_concurrency=100)
+        self._engine = engine.remote(self.group_id, self.incarnation, self.config)
+        for rank in range(size):
+            gpus = {"num_gpus": 1} if device == "cuda" else {}
+            actor = ray.remote(RankProcess).options(**self._options(1 + rank), **gpus)
+            self._ranks.append(actor.remote(rank, self.config, self._host, self._threads))
+
+    def _options(self, bundle: int) -> dict[str, Any]:
+        strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
+        return {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": strategy}
+
+    async def _join(self) -> None:
+        alone = len(self._ranks) == 1
+        port = 0 if alone else await self._ranks[0].rendezvous.remote()
+        self.pids = list(await asyncio.gather(*(r.join.remote(port, self.incarnation) for r in self._ranks)))
+
+    async def _serve(self) -> None:
+        specs = await asyncio.gather(*(rank.load.remote() for rank in self._ranks))
+        if any(spec != specs[0] for spec in specs):
+            raise EngineFailure(f"the ranks of {self.group_id} disagree about the model: {specs}")
+        address, token = await self._engine.listen.remote()
+        self._serving = [rank.serve.remote(address, token) for rank in self._ranks]
+        self.address = await self._engine.serve.remote(specs[0], self._host, self._port, self._router, 60.0)
+        status: EngineStatus = await self._engine.status.remote()
+        self.engine_pid = status.pid
+
+    async def watch(self) -> str:
+        """Returns why the group is lost, once any of its processes ended."""
+        names = {asyncio.ensure_future(_ended(self._engine.watch.remote())): "engine process"}
+        for rank, serving in enumerate(self._serving):
+            names[asyncio.ensure_future(_ended(serving))] = f"rank {rank}"
+        done, pending = await asyncio.wait(names, return_when="FIRST_COMPLETED")
+        for task in pending:
+            task.cancel()
+        return "; ".join(f"{names[task]}: {task.result()}" for task in names if task in done)
+
+    async def drain(self, timeout: float) -> int:
+        """Sequences left after at most `timeout` seconds without new ones."""
+        left: int = await self._engine.drain.remote(timeout)
+        return left
+
+    async def stop(self) -> None:
+        """An orderly end of a group that works."""
+        with contextlib.suppress(RayError, TimeoutError):
+            async with asyncio.timeout(5.0):
+                await self._engine.stop.remote()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End every process and give the placement group back. Safe in any state."""
+        for actor in [self._engine, *self._ranks]:
+            if actor is not None:
+                ray.kill(actor, no_restart=True)
+        if self._placement is not None:
+            remove_placement_group(self._placement)
+
+
+async def _ended(reference: Any) -> str:
+    """Why a call that lasts as long as its process came to an end."""
+    try:
+        reason = await reference
+    except RayError as error:
+        return _cause(error).message
+    return reason or "ended by itself"
+
+
+def _cause(error: RayError) -> NoriError:
+    """The expected error inside a Ray one; anything else names its type."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause if isinstance(error.cause, BaseException) else error
+        if isinstance(cause, NoriError):
+            return cause
+        return EngineFailure(f"{type(cause).__name__}: {cause}")
+    if isinstance(error, ActorDiedError):
+        return EngineFailure(f"the process died ({str(error).splitlines()[-1].strip()})")
+    return EngineFailure(f"{type(error).__name__}: {error}")
