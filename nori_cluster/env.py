@@ -33,3 +33,8 @@ def prepare_ray() -> None:
 def bind_gloo(interface: str) -> None:
     """gloo listens on this interface only; before the first process group."""
     os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+def child(**changes: str) -> dict[str, str]:
+    """The environment for a child process: ours, with some variables set."""
+    return {**os.environ, **changes}
