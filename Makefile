@@ -14,7 +14,7 @@ help:
 	@echo 'make test        all checks and tests'
 	@echo 'make check       format, lint, types, architecture, protos'
 	@echo 'make check-fast  format, lint, architecture'
-	@echo 'make bench       what there is to measure without a client'
+	@echo 'make bench       host cost of the engine without a model (`nori bench`, with clients, is planned)'
 	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
 	@echo 'make clean       remove caches and build outputs (the environment stays: rm -rf $(VENV))'
 
@@ -51,7 +51,7 @@ check-fast: $(VENV)/installed-dev
 	$(PYTEST) tests/test_architecture.py
 
 bench: $(VENV)/installed-dev
-	@echo 'nothing to run yet: `nori bench` is planned (see the status table in README.md)' >&2; exit 1
+	$(BIN)/python scripts/bench_engine.py $(ARGS)
 
 protos: $(VENV)/installed-dev
 	$(BIN)/python scripts/gen_protos.py

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import re
 import subprocess
 import sys
 from collections import deque
@@ -33,7 +34,8 @@ def make_venv(folder: Path) -> None:
 
 def show(line: str, count: int, live: bool) -> None:
     """On a terminal one line that rewrites itself; in a log only what takes long."""
-    text = f"[{count:3}] {' '.join(line.split())}"[:110]
+    words = [re.sub(r"^([^-/]+-[^-]+)-\S*\.whl$", r"\1", word) for word in line.split()]  # name-version of a wheel
+    text = f"[{count:3}] {' '.join(words)}"[:100]
     if live:
         print(f"\r\033[K{text}", end="", flush=True)
     elif line.lstrip().startswith(("Installing collected", "Building")) or "MB)" in line:

@@ -45,7 +45,7 @@ class LazyGroup(TyperGroup):
         for name, summary in SUMMARIES.items():
             self.add_command(TyperCommand(name, help=summary))
 
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[str | None, Any, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         return (name, typer.main.get_command(VERBS[name]), rest) if name else (name, command, rest)
 

@@ -1,7 +1,7 @@
 """`nori serve MODEL`: flags and file → ServeOptions → a cluster on this machine until Ctrl-C."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,11 +13,11 @@ from nori_cluster.cli.running import launch
 app = typer.Typer(add_completion=False)
 
 
-def option(flag: str, text: str, default: str, *more: str) -> typer.models.OptionInfo:
+def option(flag: str, text: str, default: str, *more: str) -> Any:
     return typer.Option(flag, *more, help=text, show_default=default)
 
 
-def size(flag: str, text: str, default: str) -> typer.models.OptionInfo:
+def size(flag: str, text: str, default: str) -> Any:
     return typer.Option(flag, help=text, show_default=default, parser=human_int, metavar="<size>")
 
 

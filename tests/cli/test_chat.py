@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from fakes.gateway import FakeGateway
+from fakes.openai_server import FakeOpenAIServer
 
 from nori_cluster.cli import chat
 from nori_cluster.cli.answer import Answer, GatewayError, ask, client
@@ -20,13 +20,13 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def gateway() -> Iterator[FakeGateway]:
-    with FakeGateway() as server:
+def gateway() -> Iterator[FakeOpenAIServer]:
+    with FakeOpenAIServer() as server:
         yield server
 
 
 def test_one_shot_prints_the_answer_to_stdout_and_figures_to_stderr(
-    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+    gateway: FakeOpenAIServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["chat", "Hi", "--url", gateway.url, "--system", "Be brief", "--max-tokens", "7"]) == 0
     out, err = capsys.readouterr()
@@ -41,7 +41,7 @@ def test_one_shot_prints_the_answer_to_stdout_and_figures_to_stderr(
     assert "temperature" not in body
 
 
-def test_text_on_standard_input_is_one_question(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_on_standard_input_is_one_question(gateway: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("From a pipe"))
     assert main(["chat", "--url", gateway.url, "--temperature", "0", "--api-key", "secret"]) == 0
     assert gateway.bodies[0]["messages"] == [{"role": "user", "content": "From a pipe"}]
@@ -49,7 +49,7 @@ def test_text_on_standard_input_is_one_question(gateway: FakeGateway, monkeypatc
     assert gateway.headers[0]["authorization"] == "Bearer secret"
 
 
-def test_a_conversation_keeps_its_history(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_keeps_its_history(gateway: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["one", "", "two", "/reset", "three", "/system Be kind", "four", "/quit"])
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
@@ -63,7 +63,7 @@ def test_a_conversation_keeps_its_history(gateway: FakeGateway, monkeypatch: pyt
 
 
 def test_a_failed_turn_leaves_the_conversation_usable(
-    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gateway: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lines(prompt: str) -> str:
         gateway.refuse = (503, b'{"error": {"message": "queue full"}}') if not gateway.bodies else None
@@ -87,7 +87,7 @@ def test_a_failed_turn_leaves_the_conversation_usable(
     ],
 )
 def test_a_refusal_is_one_line(
-    gateway: FakeGateway, capsys: pytest.CaptureFixture[str], status: int, body: bytes, words: str
+    gateway: FakeOpenAIServer, capsys: pytest.CaptureFixture[str], status: int, body: bytes, words: str
 ) -> None:
     gateway.refuse = (status, body)
     assert main(["chat", "Hi", "--url", gateway.url]) == 1
@@ -96,7 +96,7 @@ def test_a_refusal_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_an_error_event_and_a_cut_stream_are_errors(gateway: FakeGateway) -> None:
+def test_an_error_event_and_a_cut_stream_are_errors(gateway: FakeOpenAIServer) -> None:
     with client(gateway.url, None) as http:
         gateway.error = "worker group lost"
         with pytest.raises(GatewayError, match="worker group lost"):
@@ -107,7 +107,7 @@ def test_an_error_event_and_a_cut_stream_are_errors(gateway: FakeGateway) -> Non
 
 
 def test_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
-    with FakeGateway() as gone:
+    with FakeOpenAIServer() as gone:
         url = gone.url
     assert main(["chat", "Hi", "--url", url]) == 1
     err = capsys.readouterr().err
