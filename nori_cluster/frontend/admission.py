@@ -3,7 +3,6 @@
 `param` names are the OpenAI fields; the gRPC servicer's fields bear the same meaning.
 """
 
-import math
 import secrets
 from collections.abc import Sequence
 
@@ -122,7 +121,7 @@ def resolve_sampling(sampling: SamplingParams, max_tokens: int, vocab_size: int)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if math.isnan(value) or not low <= value <= high:
+    if not low <= value <= high:  # false for NaN too
         raise ClientError(f"{name} must be between {low} and {high}, got {_short(value)}", param=name)
 
 
