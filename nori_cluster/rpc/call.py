@@ -311,9 +311,9 @@ class Call:
     def _release(self, failed: bool) -> None:
         """Tell the router, once per placement."""
         output = sum(c.entry.count for c in self._candidates if c.entry is not None)
-        computed = len(self.request.prompt_token_ids) - self.cached_tokens if output else 0
-        finished = Finished(self._number, output, computed, self.cached_tokens if output else 0, failed)
-        self.cluster.router.finish(finished)
+        prompt = len(self.request.prompt_token_ids) if output else 0
+        cached = min(prompt, self.cached_tokens)
+        self.cluster.router.finish(Finished(self._number, output, prompt - cached, cached, failed))
 
     def _fail_all(self, error: NoriError) -> None:
         self._stage = Stage.ENDED

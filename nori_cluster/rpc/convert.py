@@ -26,7 +26,7 @@ from nori_cluster.routing.base import (
 from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2, sampling_pb2
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as dataplane
 from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2 as router
-from nori_cluster.types import FinishReason, Request, RowSampling, TokenLogprob
+from nori_cluster.types import FinishReason, Request, TokenLogprob
 
 _SIGN = 1 << 63
 _WRAP = 1 << 64
@@ -44,10 +44,6 @@ def seconds(value: Duration) -> float:
 def signed(seed: int) -> int:
     """An unsigned 64-bit seed as the int64 of the wire."""
     return seed - _WRAP if seed >= _SIGN else seed
-
-
-def unsigned(seed: int) -> int:
-    return seed % _WRAP
 
 
 # -- router plane ---------------------------------------------------------------------------------------------------
@@ -292,22 +288,6 @@ def sequences_to_pb(
         sequence.candidate = candidate
         out.append(sequence)
     return out
-
-
-def row_sampling_from_pb(value: dataplane.SequenceRequest) -> RowSampling:
-    """What a worker needs to sample the sequence; the gateway resolved every default."""
-    sampling = value.sampling
-    bias = sorted(sampling.logit_bias.items())
-    return RowSampling(
-        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-        top_k=sampling.top_k,
-        seed=unsigned(sampling.seed),
-        candidate=value.candidate,
-        bias_ids=tuple(token for token, _ in bias),
-        bias_values=tuple(amount for _, amount in bias),
-        logprobs=value.top_logprobs if value.HasField("top_logprobs") else -1,
-    )
 
 
 def started_from_pb(value: dataplane.SequenceStart) -> Started:

@@ -217,7 +217,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         log.info("gateway %s disconnected", session.gateway_id)
 
     def _take_in(self, session: _Session, message: pb.CoordinateRequest) -> str:
-        """Apply one message; the reason when it breaks the protocol."""
+        """Apply one message; the reason when it breaks the protocol. A cancel may be of a place beside it."""
         now = session.heard = time.monotonic()
         gateway_id, router = session.gateway_id, self._router
         if message.HasField("hello"):
@@ -227,12 +227,12 @@ class RouterServer(pb_grpc.RouterServiceServicer):
             router.set_unreachable(gateway_id, frozenset(message.reach.unreachable_group_ids), now)
         for finished in message.finished:
             router.finish(gateway_id, convert.finished_from_pb(finished), now)
-        for request in message.cancels:
-            router.cancel(gateway_id, request, now)
         for place in message.places:
             if router.holds(gateway_id, place.request):
                 return f"request {place.request} is open already"
             router.place(gateway_id, convert.place_from_pb(place), now)
+        for request in message.cancels:
+            router.cancel(gateway_id, request, now)
         self._loads_changed = self._loads_changed or bool(message.places or message.finished or message.cancels)
         self._deliver()
         return ""
