@@ -1,6 +1,7 @@
 """`nori models pull | list | convert | verify`: checkpoints on this machine."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -46,12 +47,12 @@ def list_stored(as_json: Json = False) -> None:
     if not models:
         typer.echo(f"no model in {models_folder()} yet: `nori models pull smollm2-135m` fetches the demo model")
         return
-    table = Table("name", "size", "dtype", "architecture", "folder", "problem", box=None)
+    table = Table("name", "size", "dtype", "architecture", "problem", box=None, pad_edge=False)
     for model in models:
-        table.add_row(
-            model.name, size(model.bytes), model.dtype, model.architecture, model.folder, model.problem, style=None
-        )
-    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+        table.add_row(model.name, size(model.bytes), model.dtype, model.architecture, model.problem or "-")
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    console.print(f"in {models_folder()}", soft_wrap=True, style="dim")
 
 
 @app.command("convert")
@@ -65,8 +66,12 @@ def convert(
     """Write a GGUF file as an ordinary checkpoint: config.json, tokenizer.json, safetensors."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} exists and is not an empty folder")
-    out.mkdir(parents=True, exist_ok=True)
-    convert_gguf(file, out, dtype=dtype, progress=Bars(NOTES))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        made = Path(scratch) / "checkpoint"
+        made.mkdir()
+        convert_gguf(file, made, dtype=dtype, progress=Bars(NOTES))
+        made.replace(out)  # whole or not at all
     typer.echo(str(out))
 
 
@@ -86,10 +91,10 @@ def describe(report: CheckpointReport) -> str:
     if report.config is not None:
         context = report.config.max_position_embeddings
         lines.append(f"  {report.config.architecture}, {report.config.num_hidden_layers} layers, context {context}")
-    dtypes = ", ".join(f"{name} × {count}" for name, count in sorted(report.dtypes.items()))
-    lines.append(
-        f"  {report.parameters / 1e6:.1f} M parameters, {size(report.bytes)} in {report.files} file(s): {dtypes}"
-    )
+    if report.tensors:
+        dtypes = ", ".join(f"{name} × {count}" for name, count in sorted(report.dtypes.items()))
+        data = f"{size(report.bytes)} in {report.files} file(s)"
+        lines.append(f"  {report.parameters / 1e6:.1f} M parameters, {data}: {dtypes}")
     if report.tokenizer is not None:
         template = report.tokenizer.chat_template or "none"
         lines.append(f"  {report.tokenizer.vocab_size} token ids, chat template: {template}")
