@@ -4,8 +4,11 @@ worker/ sizes and owns it; attention backends write and read it through strided 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 class KVCache:
@@ -57,7 +60,7 @@ class KVCache:
         """Pages from one layer of a block to the next."""
         return 2 * self.num_kv_heads
 
-    def clear(self, blocks: Sequence[int] | torch.Tensor) -> None:
+    def clear(self, blocks: Sequence[int] | NDArray[np.integer[Any]]) -> None:
         """Zero whole blocks, so that nothing of an earlier owner (a NaN included) can reach the next one."""
-        index = torch.as_tensor(blocks, dtype=torch.int64, device=self.tensor.device)
+        index = torch.from_numpy(np.array(blocks, np.int64)).to(self.tensor.device)
         self.tensor.index_fill_(0, index, 0)

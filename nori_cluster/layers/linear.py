@@ -1,0 +1,70 @@
+"""Linear layers split over the ranks: by output column (qkv, gate|up) or by input row with one all-reduce."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from nori_cluster.layers.shard import LayerContext, Shard
+
+
+def _bias(rows: int, context: LayerContext) -> nn.Parameter:
+    return nn.Parameter(torch.empty(rows, dtype=context.dtype, device=context.device), requires_grad=False)
+
+
+class ColumnLinear(nn.Module):
+    """[n, columns] → [n, rows / size]: each rank holds an equal share of the rows of every part, parts in order.
+
+    parts: name of each merged checkpoint tensor → its rows in full.
+    """
+
+    def __init__(self, columns: int, parts: Mapping[str, int], *, bias: bool, context: LayerContext) -> None:
+        super().__init__()
+        size, self.rank = context.group.size, context.group.rank
+        assert all(rows % size == 0 for rows in parts.values()), "validate_parallel comes first"
+        self.columns = columns
+        self.parts = dict(parts)
+        self.local = {name: rows // size for name, rows in parts.items()}
+        self.quant = context.quant()
+        self.quant.create_weights(self, sum(self.local.values()), columns, context.dtype, context.device)
+        self.bias = _bias(sum(self.local.values()), context) if bias else None
+
+    def shard(self, parameter: str, part: str) -> Shard:
+        names = list(self.parts)
+        start = sum(self.local[name] for name in names[: names.index(part)])
+        rows = self.local[part]
+        source, target = slice(self.rank * rows, (self.rank + 1) * rows), slice(start, start + rows)
+        if parameter == "bias":
+            return Shard((self.parts[part],), (source,), (target,))
+        every = slice(0, self.columns)
+        return Shard((self.parts[part], self.columns), (source, every), (target, every))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.quant.apply(self, x)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+class RowLinear(nn.Module):
+    """[n, columns / size] → [n, rows]: each rank holds a share of the columns; the sum over ranks is the result."""
+
+    def __init__(self, columns: int, rows: int, *, bias: bool, context: LayerContext) -> None:
+        super().__init__()
+        self.group = context.group
+        assert columns % self.group.size == 0, "validate_parallel comes first"
+        self.columns, self.rows = columns, rows
+        self.local = columns // self.group.size
+        self.quant = context.quant()
+        self.quant.create_weights(self, rows, self.local, context.dtype, context.device)
+        self.bias = _bias(rows, context) if bias else None
+
+    def shard(self, parameter: str, part: str) -> Shard:
+        every = slice(0, self.rows)
+        if parameter == "bias":
+            return Shard((self.rows,), (every,), (every,))
+        start = self.group.rank * self.local
+        source, target = slice(start, start + self.local), slice(0, self.local)
+        return Shard((self.rows, self.columns), (every, source), (every, target))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.group.all_reduce(self.quant.apply(self, x))
+        return y if self.bias is None else y.add_(self.bias)

@@ -1,0 +1,76 @@
+"""What a model file says: its shape as a ModelSpec, and which checkpoint tensor fills which parameter."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from nori_cluster.layers.rope import RopeSpec
+
+
+class HFConfig(Protocol):
+    """The checkpoint's config as the checkpoint package reads it: common numbers checked, the rest in raw."""
+
+    @property
+    def raw(self) -> Mapping[str, Any]: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def tie_word_embeddings(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Everything the decoder is built from; sizes are of the whole model."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeSpec
+    tied: bool
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+
+
+class WeightSource(NamedTuple):
+    """checkpoint: tensor name in the files. module: path of the layer in the decoder. part: see Sharded.shard."""
+
+    checkpoint: str
+    module: str
+    parameter: str = "weight"
+    part: str = ""
+
+
+class ModelFamily(Protocol):
+    """One file in models/, one line in the registry."""
+
+    @staticmethod
+    def spec_from_hf(config: HFConfig) -> ModelSpec:
+        """Raises CheckpointError naming the key that is missing or not supported."""
+
+    @staticmethod
+    def weights(spec: ModelSpec) -> Iterator[WeightSource]:
+        """Every checkpoint tensor that fills a parameter, each once."""
+
+    @staticmethod
+    def ignored(name: str, spec: ModelSpec) -> bool:
+        """Whether a tensor in the files that fills nothing is known to be harmless."""
