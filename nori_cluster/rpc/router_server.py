@@ -7,6 +7,7 @@ previous write is under way.
 import asyncio
 import logging
 import time
+from typing import Any
 
 import grpc
 import msgspec
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
 TICK_SECONDS = 0.1
+STOP_SECONDS = 0.5  # for streams to end by themselves
+DISPLACED = "another registration of this group took over"
 
 
 class RouterTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,18 +73,17 @@ class _Session:
 
     def __init__(self, hello: pb.Hello) -> None:
         self.gateway_id = hello.gateway_id
-        self.task = asyncio.current_task()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.placements: list[Placement] = []
         self.refusals: list[Refusal] = []
         self.table_due = True
         self.wake = asyncio.Event()
         self.heard = time.monotonic()
 
-    def writer_ended(self, writer: asyncio.Task[None]) -> None:
-        """A failed write ends the whole stream."""
-        if not writer.cancelled() and writer.exception() is not None and self.task is not None:
-            log.info("write to gateway %s failed: %s", self.gateway_id, writer.exception())
-            self.task.cancel()
+    def end(self) -> None:
+        """A newer stream took over, or the server stops."""
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def take(self) -> tuple[list[Placement], list[Refusal], bool]:
         out = self.placements, self.refusals, self.table_due
@@ -96,7 +98,11 @@ class _Registration:
         self.group_id = group_id
         self.incarnation = incarnation
         self.heard = time.monotonic()
-        self.displaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why, if not by the group
+
+    def end(self, reason: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(reason)
 
 
 class RouterServer(pb_grpc.RouterServiceServicer):
@@ -116,6 +122,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         self._gone: dict[str, float] = {}  # gateways without a stream → since when
         self._registrations: dict[str, _Registration] = {}
         self._dead: dict[str, float] = {}  # groups → since when
+        self._stopping = False
         self._told_epoch = 0
         self._loads_changed = False
         self._loads_told = 0.0
@@ -134,12 +141,17 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         log.info("router listens on %s:%d", host, bound)
         return bound
 
-    async def stop(self, grace: float | None = None) -> None:
+    async def stop(self) -> None:
         """Ends every stream; gateways go on with their last table."""
         if self._ticker is not None:
             self._ticker.cancel()
+        self._stopping = True
+        for session in self._live():
+            session.end()
+        for stream in self._registrations.values():
+            stream.end("the router stops")
         if self._server is not None:
-            await self._server.stop(grace)
+            await self._server.stop(STOP_SECONDS)
 
     def snapshot(self) -> RouterSnapshot:
         now = time.monotonic()
@@ -178,18 +190,32 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         if not first.HasField("hello") or not first.hello.gateway_id:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello with a gateway_id")
         session = self._open(first.hello)
+        reader = asyncio.create_task(self._read(session, first, context))
         writer = asyncio.create_task(self._write(session, context))
-        writer.add_done_callback(session.writer_ended)
         try:
-            message = first
-            while message is not EOF:
-                refused = self._take_in(session, message)
-                if refused:
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refused)
-                message = await context.read()
+            ends: set[asyncio.Future[Any]] = {reader, writer, session.ended}
+            await asyncio.wait(ends, return_when="FIRST_COMPLETED")
         finally:
+            reader.cancel()
             writer.cancel()
             self._close(session)
+            refused, failed = await asyncio.gather(reader, writer, return_exceptions=True)
+        if isinstance(failed, Exception):
+            log.info("write to gateway %s failed: %s", session.gateway_id, failed)
+        if isinstance(refused, str) and refused:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refused)
+        if isinstance(refused, Exception):
+            raise refused
+
+    async def _read(self, session: _Session, first: pb.CoordinateRequest, context: Context) -> str:
+        """Until the stream ends; the reason when the gateway breaks the protocol."""
+        message: Any = first
+        while message is not EOF:
+            refused = self._take_in(session, message)
+            if refused:
+                return refused
+            message = await context.read()
+        return ""
 
     def _live(self) -> list[_Session]:
         return list(self._sessions.values())
@@ -199,8 +225,8 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         old = self._sessions.get(hello.gateway_id)
         self._sessions[hello.gateway_id] = session
         self._gone.pop(hello.gateway_id, None)
-        if old is not None and old.task is not None:
-            old.task.cancel()
+        if old is not None:
+            old.end()
         self._told_epoch = 0  # the number of gateways is part of the table
         log.info("gateway %s connected with %d open requests", hello.gateway_id, len(hello.open_requests))
         return session
@@ -250,7 +276,12 @@ class RouterServer(pb_grpc.RouterServiceServicer):
             await context.write(message)
 
     def _deliver(self) -> None:
-        """Hand decisions to their sessions; tell every gateway when membership or states changed."""
+        """Hand decisions to their sessions; tell every gateway when membership or states changed.
+
+        A router that stops says nothing more: gateways shall keep the table as it was.
+        """
+        if self._stopping:
+            return
         for gateway_id, decision in self._router.take():
             session = self._sessions.get(gateway_id)
             if session is None:
@@ -296,7 +327,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         old = self._registrations.get(facts.group_id)
         self._registrations[facts.group_id] = stream
         if old is not None:
-            old.displaced.set_result(None)
+            old.end(DISPLACED)
         self._dead.pop(facts.group_id, None)
         state, report = convert.state_from_pb(first.state), convert.report_from_pb(first.report)
         self._router.register(facts, state, report, stream.heard)
@@ -308,24 +339,29 @@ class RouterServer(pb_grpc.RouterServiceServicer):
             reason = await self._follow(stream, context)
         finally:
             self._unregister(stream, reason)
-        if stream.displaced.done():
-            await context.abort(grpc.StatusCode.ABORTED, "another registration of this group took over")
+        if reason == DISPLACED:
+            await context.abort(grpc.StatusCode.ABORTED, DISPLACED)
 
     async def _follow(self, stream: _Registration, context: Context) -> str:
         """Apply reports until the stream ends, falls silent or is displaced; says which."""
         while True:
-            read = asyncio.ensure_future(context.read())
-            await asyncio.wait({read, stream.displaced}, timeout=self.times.report, return_when="FIRST_COMPLETED")
-            if not read.done():
-                read.cancel()
-                return "displaced" if stream.displaced.done() else f"no report for {self.times.report:g} s"
+            read: asyncio.Future[Any] = asyncio.ensure_future(context.read())
+            try:
+                await asyncio.wait({read, stream.ended}, timeout=self.times.report, return_when="FIRST_COMPLETED")
+            finally:
+                if not read.done():
+                    read.cancel()
+            if stream.ended.done():
+                return stream.ended.result()
+            if read.cancelled() or not read.done():
+                return f"no report for {self.times.report:g} s"
             message = read.result()
             if message is EOF:
                 return "its stream ended"
             now = stream.heard = time.monotonic()
             state, report = convert.state_from_pb(message.state), convert.report_from_pb(message.report)
             if not self._router.report(stream.group_id, stream.incarnation, state, report, now):
-                return "displaced"
+                return DISPLACED
             self._loads_changed = True
             self._deliver()
 
@@ -334,7 +370,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
             return
         now = time.monotonic()
         del self._registrations[stream.group_id]
-        if self._router.lose(stream.group_id, stream.incarnation, now):
+        if self._router.lose(stream.group_id, stream.incarnation, now) and not self._stopping:
             self._dead[stream.group_id] = now
             log.warning("group %s is dead: %s", stream.group_id, reason)
         self._deliver()

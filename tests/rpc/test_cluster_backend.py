@@ -436,8 +436,7 @@ async def test_a_restarted_router_rebuilds_from_hello_and_registers() -> None:
             async with asyncio.timeout(5):
                 await sink.ended.wait()
             assert sink.ids == expected(3)
-        after = {g.view.group_id: g.reserved_requests for g in cluster.router.snapshot().groups}
-        assert after == before
+        await until(lambda: {g.view.group_id: g.reserved_requests for g in cluster.router.snapshot().groups} == before)
         assert cluster.router.snapshot().gateways[0].open_requests == 6
         for (sink,), submission in running:
             assert not sink.ended.is_set()
