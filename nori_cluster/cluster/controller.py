@@ -72,11 +72,11 @@ class Controller:
 
     # -- life -------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> str:
+    async def start(self) -> tuple[str, str]:
         """Router, then groups; returns the router's address at once, groups come up in their own time."""
         await self._start_router(self._config.ports.router)
         self._loop_task = asyncio.create_task(self._run())
-        return self._router_address
+        return self._router_address, ""
 
     async def _start_router(self, port: int) -> None:
         router = ray.remote(RouterActor).options(**pinned_to_this_node(), max_concurrency=100)

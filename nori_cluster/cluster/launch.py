@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 import ray
+from msgspec import structs
 from ray.exceptions import GetTimeoutError, RayError
 
 from nori_cluster.checkpoint.hf_config import read_config
@@ -56,7 +57,7 @@ class Cluster:
         self._controller: Any = None
         self._gateway: subprocess.Popen[bytes] | None = None
         self._ray_folder: Path | None = None
-        self._stopped = False
+        self._ray_pids: list[int] = []
         self._stopping = threading.Event()
 
     # -- start ------------------------------------------------------------------------------------------------------
@@ -82,6 +83,7 @@ class Cluster:
         self._on_phase("starting Ray")
         self._ray_folder = Path(tempfile.mkdtemp(prefix="nori-ray-"))
         groups = self.config.replicas * (1 + self._size)
+        logging.getLogger("ray").setLevel(logging.WARNING)  # its start-up notes say nothing to our users
         try:
             ray.init(
                 address="local",
@@ -98,7 +100,12 @@ class Cluster:
 
     def _start_controller(self) -> str:
         self._on_phase("starting controller and router")
-        threads = self.config.group.parallel.threads
+        parallel = self.config.group.parallel
+        if parallel.device == "auto":
+            device = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
+            group = structs.replace(self.config.group, parallel=structs.replace(parallel, device=device))
+            self.config = structs.replace(self.config, group=group)
+        threads = parallel.threads
         if threads is None:
             threads = max(1, (os.cpu_count() or 1) // (self.config.replicas * self._size))
         actor = ray.remote(Controller).options(**pinned_to_this_node(), max_concurrency=1000)
@@ -188,6 +195,11 @@ class Cluster:
         return state
 
     @property
+    def gateway_pid(self) -> int:
+        """0 before the start and after the end."""
+        return self._gateway.pid if self._gateway is not None else 0
+
+    @property
     def ready_groups(self) -> int:
         return sum(group.record.phase is Phase.READY for group in self.state().groups)
 
@@ -207,23 +219,26 @@ class Cluster:
     # -- stop -------------------------------------------------------------------------------------------------------
 
     def stop(self, drain_timeout: float | None = None) -> None:
-        """Gateway first (it finishes its streams within the drain timeout), then groups, router, Ray."""
+        """Gateway first (it finishes its streams within the drain timeout), then groups, router, Ray.
+
+        An interrupted stop may be called again, with 0 to end everything at once.
+        """
         self._stopping.set()
-        if self._stopped:
-            return
-        self._stopped = True
         timeout = self.config.drain_timeout if drain_timeout is None else drain_timeout
         self._stop_gateway(timeout)
         if self._controller is not None:
             with contextlib.suppress(RayError, GetTimeoutError):
                 ray.get(self._controller.stop.remote(timeout), timeout=timeout + STOP_SECONDS)
-        ours = processes.descendants(os.getpid()) if ray.is_initialized() else []
+            self._controller = None
         if ray.is_initialized():
+            self._ray_pids = processes.descendants(os.getpid())
             ray.shutdown()
-        if stubborn := processes.end(ours, STOP_SECONDS):
+        if stubborn := processes.end(self._ray_pids, STOP_SECONDS if timeout else 2.0):
             log.warning("had to kill processes %s", stubborn)
+        self._ray_pids = []
         if self._ray_folder is not None:
             shutil.rmtree(self._ray_folder, ignore_errors=True)
+            self._ray_folder = None
 
     def _stop_gateway(self, timeout: float) -> None:
         if self._gateway is None:
@@ -234,7 +249,8 @@ class Cluster:
                 self._gateway.wait(timeout + 2.0)
         self._gateway.kill()
         self._gateway.wait()
-        for pipe in (self._gateway.stdin, self._gateway.stdout):
+        gateway, self._gateway = self._gateway, None
+        for pipe in (gateway.stdin, gateway.stdout):
             assert pipe is not None
             pipe.close()
 

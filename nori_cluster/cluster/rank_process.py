@@ -83,7 +83,8 @@ class RankProcess:
             channel.close()
 
     def _group(self) -> TPGroup:
-        return TorchTPGroup(dist.group.WORLD)
+        assert dist.group.WORLD is not None
+        return TorchTPGroup(dist.group.WORLD, torch.device(self._config.parallel.device))
 
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self._config.parallel.collective_timeout)
