@@ -1,10 +1,11 @@
 """NoriError ↔ gRPC status: code, message and google.rpc details (ErrorInfo, BadRequest, RetryInfo) as AIP-193 says."""
 
 from collections.abc import Iterable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from nori_cluster.errors import (
@@ -78,22 +79,24 @@ async def abort(context: Context, error: NoriError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-def error_of(code: grpc.StatusCode, message: str, trailing: Iterable[tuple[str, str | bytes]] | None) -> NoriError:
+def error_of(code: grpc.StatusCode, message: str, trailing: Iterable[Any] | None) -> NoriError:
     """What a client makes of a failed call; the leaf is known from ErrorInfo, else guessed from the code."""
     kind = _BY_CODE.get(code.name, EngineFailure)
     param, retry_after = None, None
-    raw = next((value for key, value in trailing or () if key == DETAILS_KEY), b"")
-    if isinstance(raw, bytes) and raw:
-        for packed in status_pb2.Status.FromString(raw).details:
-            info, bad, retry = (
-                error_details_pb2.ErrorInfo(),
-                error_details_pb2.BadRequest(),
-                error_details_pb2.RetryInfo(),
-            )
-            if packed.Unpack(info) and info.domain == DOMAIN:
-                kind = _BY_REASON.get(info.reason.lower(), kind)
-            elif packed.Unpack(bad) and bad.field_violations:
-                param = bad.field_violations[0].field
-            elif packed.Unpack(retry):
-                retry_after = seconds(retry.retry_delay)
+    for packed in _details(trailing):
+        info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if packed.Unpack(info) and info.domain == DOMAIN:
+            kind = _BY_REASON.get(info.reason.lower(), kind)
+        elif packed.Unpack(bad) and bad.field_violations:
+            param = bad.field_violations[0].field
+        elif packed.Unpack(retry):
+            retry_after = seconds(retry.retry_delay)
     return kind(message, param, retry_after)
+
+
+def _details(trailing: Iterable[Any] | None) -> list[AnyMessage]:
+    raw = next((value for key, value in trailing or () if key == DETAILS_KEY), b"")
+    try:
+        return list(status_pb2.Status.FromString(raw).details)
+    except DecodeError:
+        return []  # another server's idea of details; the code still says enough

@@ -1,0 +1,227 @@
+"""The admin plane: AdminServicer over an AdminBackend, its server, and the typed blocking client of the CLI."""
+
+import asyncio
+import functools
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from nori_cluster.errors import ClientError, ConfigError, NoriError, NotFound, Unimplemented, UnsupportedParameter
+from nori_cluster.rpc import convert, status
+from nori_cluster.rpc import convert_admin as shapes
+from nori_cluster.rpc.admin_types import AdminBackend, ClusterStatus, GroupInfo, OperationInfo
+from nori_cluster.rpc.generated.nori.admin.v1 import admin_service_pb2 as pb
+from nori_cluster.rpc.generated.nori.admin.v1 import admin_service_pb2_grpc as pb_grpc
+from nori_cluster.rpc.grpc_types import Context
+from nori_cluster.rpc.options import client_options, server_options
+from nori_cluster.rpc.paging import page
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+POLL_SECONDS = 0.1
+WAIT_SECONDS = 60.0  # of WaitOperation without a timeout
+CALL_SECONDS = 10.0  # of a client's call
+REMEMBERED_REQUESTS = 1024
+R = TypeVar("R")
+Method: TypeAlias = Callable[["AdminServicer", Any, Context], Awaitable[R]]
+
+
+def _answered(method: Method[R]) -> Method[R]:
+    """Turn a NoriError into a status."""
+
+    @functools.wraps(method)
+    async def wrapped(self: "AdminServicer", request: Any, context: Context) -> R:
+        try:
+            return await method(self, request, context)
+        except NoriError as error:
+            await status.abort(context, error)
+
+    return wrapped
+
+
+def _planned(name: str) -> Method[Any]:
+    async def refuse(self: "AdminServicer", request: Any, context: Context) -> None:
+        await status.abort(context, Unimplemented(f"{name} is planned, but not supported yet"))
+
+    return refuse
+
+
+class AdminServicer(pb_grpc.AdminServiceServicer):
+    """Drains with a request_id seen before return the operation they started (AIP-155)."""
+
+    def __init__(self, backend: AdminBackend) -> None:
+        self._backend = backend
+        self._drains: OrderedDict[str, tuple[str, str]] = OrderedDict()  # request_id → group, operation
+
+    @_answered
+    async def GetClusterStatus(
+        self, request: pb.GetClusterStatusRequest, context: Context
+    ) -> pb.GetClusterStatusResponse:
+        return shapes.status_to_pb(await self._backend.get_status())
+
+    @_answered
+    async def ListWorkerGroups(
+        self, request: pb.ListWorkerGroupsRequest, context: Context
+    ) -> pb.ListWorkerGroupsResponse:
+        if request.filter:
+            raise UnsupportedParameter("filter is planned, but not supported yet", param="filter")
+        groups = {group.name: group for group in await self._backend.list_groups()}
+        names, token = page(sorted(groups), request.page_size, request.page_token)
+        return pb.ListWorkerGroupsResponse(
+            worker_groups=[shapes.group_to_pb(groups[name]) for name in names], next_page_token=token
+        )
+
+    @_answered
+    async def GetWorkerGroup(self, request: pb.GetWorkerGroupRequest, context: Context) -> pb.GetWorkerGroupResponse:
+        name = shapes.bare(request.name, shapes.GROUPS)
+        for group in await self._backend.list_groups():
+            if group.name == name:
+                return pb.GetWorkerGroupResponse(worker_group=shapes.group_to_pb(group))
+        raise NotFound(f"no worker group {name!r}", param="name")
+
+    @_answered
+    async def DrainWorkerGroup(
+        self, request: pb.DrainWorkerGroupRequest, context: Context
+    ) -> pb.DrainWorkerGroupResponse:
+        name = shapes.bare(request.name, shapes.GROUPS)
+        if request.etag:
+            raise UnsupportedParameter("etag is planned, but not supported yet", param="etag")
+        operation = await self._earlier_drain(request.request_id, name)
+        if operation is None:
+            grace = convert.seconds(request.grace_period) if request.HasField("grace_period") else None
+            operation = await self._backend.drain(name, grace)
+            if request.request_id:
+                self._drains[request.request_id] = name, operation.name
+                if len(self._drains) > REMEMBERED_REQUESTS:
+                    self._drains.popitem(last=False)
+        return pb.DrainWorkerGroupResponse(operation=shapes.operation_to_pb(operation))
+
+    async def _earlier_drain(self, request_id: str, group: str) -> OperationInfo | None:
+        earlier = self._drains.get(request_id)
+        if earlier is None:
+            return None
+        if earlier[0] != group:
+            raise ClientError("request_id was used for another group", param="request_id")
+        return await self._backend.get_operation(earlier[1])
+
+    @_answered
+    async def GetOperation(self, request: pb.GetOperationRequest, context: Context) -> pb.GetOperationResponse:
+        return pb.GetOperationResponse(operation=shapes.operation_to_pb(await self._operation(request.name)))
+
+    @_answered
+    async def WaitOperation(self, request: pb.WaitOperationRequest, context: Context) -> pb.WaitOperationResponse:
+        """The operation as it stands when it is done or the timeout passes."""
+        timeout = convert.seconds(request.timeout) if request.HasField("timeout") else WAIT_SECONDS
+        end = asyncio.get_running_loop().time() + timeout
+        while True:
+            operation = await self._operation(request.name)
+            if operation.done or asyncio.get_running_loop().time() >= end:
+                return pb.WaitOperationResponse(operation=shapes.operation_to_pb(operation))
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _operation(self, resource: str) -> OperationInfo:
+        name = shapes.bare(resource, shapes.OPERATIONS)
+        operation = await self._backend.get_operation(name)
+        if operation is None:
+            raise NotFound(f"no operation {name!r}", param="name")
+        return operation
+
+    ScaleModel = _planned("ScaleModel")
+    ResumeWorkerGroup = _planned("ResumeWorkerGroup")
+    LoadAdapter = _planned("LoadAdapter")
+    UnloadAdapter = _planned("UnloadAdapter")
+    ListAdapters = _planned("ListAdapters")
+    ReloadWeights = _planned("ReloadWeights")
+    GetRoutingPolicy = _planned("GetRoutingPolicy")
+    UpdateRoutingPolicy = _planned("UpdateRoutingPolicy")
+    CancelOperation = _planned("CancelOperation")
+    StreamClusterEvents = _planned("StreamClusterEvents")
+
+
+class AdminServer:
+    """A running server. port: the bound one."""
+
+    def __init__(self, server: grpc.aio.Server, port: int) -> None:
+        self.port = port
+        self._server = server
+
+    async def stop(self, grace: float = 0.0) -> None:
+        await self._server.stop(grace)
+
+
+async def serve(backend: AdminBackend, host: str, port: int) -> AdminServer:
+    """Bind and serve; port 0 lets the system choose. Raises ConfigError when the port is taken."""
+    server = grpc.aio.server(options=server_options())
+    pb_grpc.add_AdminServiceServicer_to_server(AdminServicer(backend), server)
+    reflection.enable_server_reflection((SERVICE_NAME, reflection.SERVICE_NAME), server)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {host}:{port} for the admin service: address already in use") from error
+    await server.start()
+    return AdminServer(server, int(bound))
+
+
+class AdminClient:
+    """Blocking calls, structs out; failures are the NoriErrors the server raised. A context manager."""
+
+    def __init__(self, address: str, *, timeout: float = CALL_SECONDS) -> None:
+        self._timeout = timeout
+        self._channel = grpc.insecure_channel(address, options=client_options())
+        self._stub = pb_grpc.AdminServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def get_status(self) -> ClusterStatus:
+        return shapes.status_from_pb(self._call(self._stub.GetClusterStatus, pb.GetClusterStatusRequest()))
+
+    def list_groups(self, page_size: int = 0) -> Iterator[GroupInfo]:
+        """All groups in the order of their names, page by page."""
+        request = pb.ListWorkerGroupsRequest(page_size=page_size)
+        while True:
+            reply = self._call(self._stub.ListWorkerGroups, request)
+            yield from (shapes.group_from_pb(group) for group in reply.worker_groups)
+            if not reply.next_page_token:
+                return
+            request.page_token = reply.next_page_token
+
+    def get_group(self, name: str) -> GroupInfo:
+        request = pb.GetWorkerGroupRequest(name=shapes.GROUPS + name)
+        return shapes.group_from_pb(self._call(self._stub.GetWorkerGroup, request).worker_group)
+
+    def drain(self, group: str, grace: float | None = None, request_id: str = "") -> OperationInfo:
+        """Starts a drain. grace: seconds for what runs."""
+        request = pb.DrainWorkerGroupRequest(
+            name=shapes.GROUPS + group,
+            grace_period=None if grace is None else convert.duration(grace),
+            request_id=request_id,
+        )
+        return shapes.operation_from_pb(self._call(self._stub.DrainWorkerGroup, request).operation)
+
+    def get_operation(self, name: str) -> OperationInfo:
+        request = pb.GetOperationRequest(name=shapes.OPERATIONS + name)
+        return shapes.operation_from_pb(self._call(self._stub.GetOperation, request).operation)
+
+    def wait_operation(self, name: str, timeout: float) -> OperationInfo:
+        """As it stands when it is done, or after `timeout` seconds."""
+        request = pb.WaitOperationRequest(name=shapes.OPERATIONS + name, timeout=convert.duration(timeout))
+        reply = self._call(self._stub.WaitOperation, request, timeout + self._timeout)
+        return shapes.operation_from_pb(reply.operation)
+
+    def _call(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+        try:
+            return method(request, timeout=timeout or self._timeout)
+        except grpc.RpcError as error:
+            raise status.error_of(error.code(), error.details() or "", error.trailing_metadata()) from error
