@@ -75,6 +75,8 @@ class Service:
         self.models = dict(models)
         self.limits = limits
         self.metrics = metrics or GatewayMetrics()
+        for name in self.models:
+            self.metrics.model(name)  # series exist from the start
         self.draining = False
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()

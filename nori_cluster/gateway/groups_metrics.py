@@ -1,0 +1,55 @@
+"""Gauges of the groups as this gateway's routing table shows them."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nori_cluster.rpc.cluster_backend import GroupLink
+
+LABELS = ["model_name", "group"]
+
+
+class GroupMetrics(Collector):
+    """groups: the links now. degraded: whether the router is lost and this gateway places on its own."""
+
+    def __init__(self, groups: Callable[[], Sequence[GroupLink]], degraded: Callable[[], bool]) -> None:
+        self._groups = groups
+        self._degraded = degraded
+
+    def collect(self) -> Iterator[Metric]:
+        links = self._groups()
+        yield GaugeMetricFamily(
+            "nori_router_lost",
+            "1 while this gateway places requests without the router.",
+            value=float(self._degraded()),
+        )
+        up = GaugeMetricFamily("nori_group_up", "1 when the group takes requests.", labels=[*LABELS, "state", "link"])
+        values = {
+            name: GaugeMetricFamily(f"nori_group_{name}", text, labels=LABELS)
+            for name, text in (
+                ("num_requests_running", "Sequences in slots."),
+                ("num_requests_waiting", "Sequences waiting in the group."),
+                ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."),
+                ("tokens_per_second", "Generated tokens per second."),
+                ("outstanding_tokens", "Cost reserved by all gateways, tokens."),
+                ("open_sequences", "Sequences of this gateway."),
+            )
+        }
+        for link in links:
+            view, report = link.view, link.view.report
+            labels = [view.registration.model, view.group_id]
+            up.add_metric([*labels, view.state.name.lower(), link.link], float(view.placeable))
+            blocks = view.registration.kv_blocks
+            usage = (blocks - report.free_kv_blocks) / blocks if blocks else 0.0
+            for name, value in (
+                ("num_requests_running", report.running_sequences),
+                ("num_requests_waiting", report.waiting_sequences),
+                ("kv_cache_usage_perc", usage),
+                ("tokens_per_second", report.tokens_per_second),
+                ("outstanding_tokens", view.outstanding_tokens),
+                ("open_sequences", link.open_sequences),
+            ):
+                values[name].add_metric(labels, value)
+        yield up
+        yield from values.values()

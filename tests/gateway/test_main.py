@@ -1,0 +1,125 @@
+"""The gateway process itself: its line on stdout, its exit codes, signals, and the end of stdin."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.text import TEMPLATE, definition
+
+from nori_cluster.config import GatewayConfig, Ports, encode
+
+pytestmark = pytest.mark.unit
+
+FREE = Ports(http=0, grpc=0, router=0, dataplane=0, admin=0, metrics=0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer.json").write_text(definition())
+    settings = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Any]:
+    started: list[subprocess.Popen[str]] = []
+
+    def run(**more: Any) -> subprocess.Popen[str]:
+        fields: dict[str, Any] = {"ports": FREE, "exit_on_stdin_eof": True, "drain_timeout": 1.0, **more}
+        config = GatewayConfig(gateway_id="g", router="127.0.0.1:1", models={"smol": str(folder)}, **fields)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nori_cluster.gateway", "--config", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdin is not None
+        process.stdin.write(encode(config) + "\n")
+        process.stdin.flush()
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def listening(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    event: dict[str, Any] = json.loads(line)
+    assert set(event) == {"event", "http", "grpc", "metrics"}
+    return event
+
+
+def status(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_serves_without_a_router_and_ends_with_its_signal(start: Any) -> None:
+    process = start()
+    ports = listening(process)
+    base = f"http://127.0.0.1:{ports['http']}"
+    assert status(f"{base}/health")[0] == 200
+    assert status(f"{base}/ready")[0] == 503
+    assert status(f"{base}/v1/models")[0] == 200
+    code, text = status(f"http://127.0.0.1:{ports['metrics']}/metrics")
+    assert code == 200
+    assert "nori_router_lost" in text
+    assert 'nori_prompt_tokens_total{model_name="smol"} 0.0' in text
+    socket.create_connection(("127.0.0.1", ports["grpc"]), 5).close()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+
+
+def test_ends_with_its_parent(start: Any) -> None:
+    process = start()
+    listening(process)
+    process.stdin.close()
+    assert process.wait(10) == 0
+
+
+def test_a_taken_port_is_one_clear_line(start: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start(ports=Ports(http=port, grpc=0, metrics=0))
+        output, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert output == ""
+    assert errors.splitlines()[-1].startswith(f"nori gateway: cannot listen on 127.0.0.1:{port} for HTTP")
+    assert "Traceback" not in errors
+
+
+def test_a_bad_config_is_one_clear_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nori_cluster.gateway", "--config", '{"gateway_id": 5}'],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("nori gateway: --config:")
+    assert len(done.stderr.splitlines()) == 1
