@@ -1,0 +1,42 @@
+"""`nori drain GROUP`: stop new work of a group and wait for what runs."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from nori_cluster.cli.admin import connect
+from nori_cluster.cli.flags import Admin
+from nori_cluster.errors import DeadlineExceeded, EngineFailure
+
+app = typer.Typer(add_completion=False)
+SLICE = 5.0  # seconds of one wait on the server
+SLACK = 60.0  # beyond the grace period, before the answer is "still draining"
+
+
+@app.command()
+def drain(
+    group: Annotated[str, typer.Argument(help="Name of the group as `nori status` shows it.")],
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            "--grace", min=0, help="Seconds for running requests.", show_default="the cluster's drain timeout"
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is drained, or at once.")] = True,
+    admin: Admin = "127.0.0.1:8001",
+) -> None:
+    """Let a group finish its running requests and take no more.
+
+    Example: nori drain group-0 --grace 10
+    """
+    with connect(admin) as client:
+        operation = client.drain(group, grace)
+        deadline = time.monotonic() + (grace or 0.0) + SLACK
+        while wait and not operation.done:
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"{group} is still draining; look again with `nori status`")
+            operation = client.wait_operation(operation.name, SLICE)
+    if operation.error_code:
+        raise EngineFailure(f"draining {group} failed: {operation.error_message}")
+    typer.echo(f"{group} {'is drained' if operation.done else 'is draining'}")

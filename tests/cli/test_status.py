@@ -1,0 +1,116 @@
+"""`nori status` and `nori drain` against a real admin server over a fake backend."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+from fakes.admin import FakeAdminBackend
+
+from nori_cluster.cli import status
+from nori_cluster.cli.main import main
+from nori_cluster.rpc.admin import serve
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def backend() -> FakeAdminBackend:
+    return FakeAdminBackend()
+
+
+@pytest.fixture
+def address(backend: FakeAdminBackend) -> Iterator[str]:
+    """The server runs in a loop of its own thread, as the controller's does."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(serve(backend, "127.0.0.1", 0), loop).result(10)
+    yield f"127.0.0.1:{server.port}"
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_table(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--admin", address]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "9.9",
+        "42.5 tokens/s",
+        "1/2 ready",
+        "tiny-0",
+        "busy",
+        "stalled",
+        "25%",
+        "3999",
+        "4001",
+        "rank 1 [cpu]",
+    ):
+        assert words in out, words
+
+
+def test_json(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--admin", address, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["tokens_per_second"] == 42.5
+    assert shown["models"][0]["ready_groups"] == 1
+    assert shown["gateways"][0]["open_requests"] == 6
+    first, second = shown["groups"]
+    assert (first["state"], second["state"]) == ("busy", "stalled")
+    assert first["engine_pid"] == 3999
+    assert [worker["pid"] for worker in first["workers"]] == [4000, 4001]
+    assert first["load"]["kv_cache_usage"] == 0.25
+    assert second["last_failure"] == "rank 1 [cpu] was killed"
+
+
+def test_watch_looks_until_interrupted(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([None, None])
+
+    def sleep(seconds: float) -> None:
+        if next(looks, "end") == "end":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    assert main(["status", "--admin", address, "--watch", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["version"] for line in lines] == ["9.9"] * 3
+
+
+@pytest.mark.parametrize("verb", [["status"], ["status", "--watch", "--json"], ["drain", "tiny-0"]])
+def test_nothing_listens(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*verb, "--admin", "127.0.0.1:1"]) == 1
+    err = capsys.readouterr().err
+    assert "no cluster at 127.0.0.1:1" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1:port", ":8001", "127.0.0.1:70000"])
+def test_a_wrong_address_is_usage(address: str) -> None:
+    assert main(["status", "--admin", address]) == 2
+
+
+def test_drain_waits(address: str, backend: FakeAdminBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drain", "tiny-0", "--grace", "1.5", "--admin", address]) == 0
+    assert backend.drains == [("tiny-0", 1.5)]
+    assert capsys.readouterr().out == "tiny-0 is drained\n"
+
+
+def test_drain_without_waiting(address: str, backend: FakeAdminBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drain", "tiny-0", "--no-wait", "--admin", address]) == 0
+    assert backend.drains == [("tiny-0", None)]
+    assert capsys.readouterr().out == "tiny-0 is draining\n"
+
+
+def test_drain_of_an_unknown_group_and_a_failed_drain(
+    address: str, backend: FakeAdminBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["drain", "nope", "--admin", address]) == 1
+    assert "nope" in capsys.readouterr().err
+    backend.error_code = 13
+    assert main(["drain", "tiny-1", "--admin", address]) == 1
+    assert "lost while draining" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""A cluster as the admin plane shows it: two groups of one model, and drains that take a moment."""
+
+import msgspec
+
+from nori_cluster.errors import NotFound
+from nori_cluster.routing.base import GroupState
+from nori_cluster.rpc.admin_types import (
+    ClusterStatus,
+    GatewayInfo,
+    GroupInfo,
+    LoadInfo,
+    ModelInfo,
+    OperationInfo,
+    WorkerInfo,
+)
+
+
+def load(running: int, rate: float) -> LoadInfo:
+    return LoadInfo(running_sequences=running, tokens_per_second=rate, total_kv_blocks=100, free_kv_blocks=75)
+
+
+def group(name: str, state: GroupState, rate: float, last_failure: str = "") -> GroupInfo:
+    workers = tuple(WorkerInfo(rank=rank, host="127.0.0.1", device="cpu", pid=4000 + rank) for rank in range(2))
+    return GroupInfo(
+        name=name,
+        model="tiny",
+        state=state,
+        address="127.0.0.1:50100",
+        engine_pid=3999,
+        step=12,
+        tensor_parallel_size=2,
+        workers=workers,
+        load=load(3, rate),
+        last_failure=last_failure,
+    )
+
+
+class FakeAdminBackend:
+    """An AdminBackend. drains: (group, grace) in order; the operation is done at the second look at it."""
+
+    def __init__(self) -> None:
+        self.groups = [
+            group("tiny-0", GroupState.BUSY, 40.0),
+            group("tiny-1", GroupState.STALLED, 2.5, "rank 1 [cpu] was killed"),
+        ]
+        self.drains: list[tuple[str, float | None]] = []
+        self.looks = 0
+        self.error_code = 0
+
+    async def get_status(self) -> ClusterStatus:
+        model = ModelInfo(model="tiny", desired_groups=2, ready_groups=1, load=load(6, 42.5))
+        return ClusterStatus(models=(model,), gateways=(GatewayInfo(gateway_id="g1", open_requests=6),), version="9.9")
+
+    async def list_groups(self) -> list[GroupInfo]:
+        return self.groups
+
+    async def drain(self, group: str, grace: float | None) -> OperationInfo:
+        if group not in {known.name for known in self.groups}:
+            raise NotFound(f"there is no group {group!r}")
+        self.drains.append((group, grace))
+        return OperationInfo(name=f"drain-{group}", method="DrainWorkerGroup")
+
+    async def get_operation(self, name: str) -> OperationInfo | None:
+        self.looks += 1
+        operation = OperationInfo(name=name, method="DrainWorkerGroup", done=self.looks > 1)
+        if operation.done and self.error_code:
+            return msgspec.structs.replace(operation, error_code=self.error_code, error_message="lost while draining")
+        return operation
