@@ -15,11 +15,13 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nori_cluster import telemetry
+from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.reconcile import GroupRecord, Phase, to_start
 from nori_cluster.cluster.router_actor import RouterActor
 from nori_cluster.cluster.worker_group import WorkerGroup
 from nori_cluster.config import ClusterConfig
-from nori_cluster.errors import EngineFailure, NoriError, NotFound
+from nori_cluster.errors import EngineFailure, NoriError, NotFound, Overloaded
+from nori_cluster.rpc import admin
 from nori_cluster.rpc.router_server import RouterSnapshot
 
 log = logging.getLogger(__name__)
@@ -55,15 +57,15 @@ class Controller:
 
     def __init__(self, config: ClusterConfig, threads: int) -> None:
         telemetry.configure_logging("controller")
-        self._config = config
+        self.config = config
         self._threads = threads
         model = config.group.model.name
         self._names = [f"{model}-{index}" for index in range(config.replicas)]
-        self._records = {name: GroupRecord(name=name) for name in self._names}
-        self._groups: dict[str, WorkerGroup] = {}
-        self._drained: set[str] = set()
+        self.records = {name: GroupRecord(name=name) for name in self._names}
+        self.groups: dict[str, WorkerGroup] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loop_task: asyncio.Task[None] | None = None
+        self._admin: admin.AdminServer | None = None
         self._router: Any = None
         self._router_address = ""
         self._first_error: NoriError | None = None
@@ -73,21 +75,22 @@ class Controller:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> tuple[str, str]:
-        """Router, then groups; returns the router's address at once, groups come up in their own time."""
-        await self._start_router(self._config.ports.router)
+        """Router and admin plane, then groups; returns both addresses at once, groups come up in their own time."""
+        await self._start_router(self.config.ports.router)
+        self._admin = await admin.serve(ControllerAdmin(self), self.config.host, self.config.ports.admin)
         self._loop_task = asyncio.create_task(self._run())
-        return self._router_address, ""
+        return self._router_address, f"{self.config.host}:{self._admin.port}"
 
     async def _start_router(self, port: int) -> None:
         router = ray.remote(RouterActor).options(**pinned_to_this_node(), max_concurrency=100)
         self._router = router.remote("least_loaded")
-        bound = await self._router.start.remote(self._config.host, port)
-        self._router_address = f"{self._config.host}:{bound}"
+        bound = await self._router.start.remote(self.config.host, port)
+        self._router_address = f"{self.config.host}:{bound}"
 
     async def _run(self) -> None:
         while True:
-            for name in to_start(self._names, self._records, time.monotonic()):
-                self._records[name].started()
+            for name in to_start(self._names, self.records, time.monotonic()):
+                self.records[name].started()
                 self._tasks[name] = asyncio.create_task(self._supervise(name))
             await self._keep_router()
             await asyncio.sleep(TICK_SECONDS)
@@ -102,18 +105,18 @@ class Controller:
 
     async def _supervise(self, name: str) -> None:
         """One incarnation from start to end."""
-        record = self._records[name]
-        port = self._config.ports.dataplane
+        record = self.records[name]
+        port = self.config.ports.dataplane
         group = WorkerGroup(
             name,
             record.incarnation,
-            self._config.group,
-            host=self._config.host,
+            self.config.group,
+            host=self.config.host,
             port=port + self._names.index(name) if port else 0,
             router=self._router_address,
             threads=self._threads,
         )
-        self._groups[name] = group
+        self.groups[name] = group
         reason = "stopped"
         try:
             await group.start()
@@ -131,8 +134,7 @@ class Controller:
             record.failed(reason, time.monotonic())
             log.warning("group %s, incarnation %d, is lost: %s", name, record.incarnation, reason)
             await group.kill()
-            del self._groups[name]
-            self._drained.discard(name)
+            del self.groups[name]
             record.gone()
             self._changed.set()
 
@@ -140,12 +142,14 @@ class Controller:
         """End everything: groups drained for at most so many seconds, then the router."""
         if self._loop_task is not None:
             self._loop_task.cancel()
-        ready = [g for n, g in self._groups.items() if self._records[n].phase is Phase.READY]
+        ready = [g for n, g in self.groups.items() if self.records[n].phase is Phase.READY]
         await asyncio.gather(*(group.drain(drain_timeout) for group in ready), return_exceptions=True)
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*(group.stop() for group in ready), return_exceptions=True)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._admin is not None:
+            await self._admin.stop()
         if self._router is not None:
             ray.kill(self._router, no_restart=True)
 
@@ -153,8 +157,8 @@ class Controller:
 
     async def state(self) -> ControllerState:
         groups = []
-        for name, record in self._records.items():
-            group = self._groups.get(name)
+        for name, record in self.records.items():
+            group = self.groups.get(name)
             groups.append(
                 GroupState(
                     record=record,
@@ -163,7 +167,7 @@ class Controller:
                     pids=tuple(group.pids) if group else (),
                 )
             )
-        ready = sum(record.phase is Phase.READY for record in self._records.values())
+        ready = sum(record.phase is Phase.READY for record in self.records.values())
         return ControllerState(groups=tuple(groups), ready=ready, first_error=self._first_error)
 
     async def next_state(self, timeout: float) -> ControllerState:
@@ -180,13 +184,15 @@ class Controller:
         snapshot: RouterSnapshot = await self._router.snapshot.remote()
         return snapshot
 
+    def check_drainable(self, name: str) -> None:
+        """NotFound for a name without a group; Overloaded while the group is not up."""
+        if name not in self.records:
+            raise NotFound(f"no worker group {name!r}; there are: {', '.join(self._names)}", param="name")
+        if self.records[name].phase is not Phase.READY:
+            raise Overloaded(f"worker group {name!r} is {self.records[name].phase.value}; drain it when it is ready")
+
     async def drain(self, name: str, grace: float) -> int:
-        """No new work for a group; returns the sequences left after `grace` seconds. NotFound for an unknown name."""
-        group = self._groups.get(name)
-        if group is None or self._records[name].phase is not Phase.READY:
-            raise NotFound(f"no ready group {name!r}; groups: {', '.join(self._names)}", param="name")
+        """No new work for a group; returns the sequences left after `grace` seconds."""
+        self.check_drainable(name)
         await self._router.set_draining.remote(name, True)
-        left = await group.drain(grace)
-        if not left:
-            self._drained.add(name)
-        return left
+        return await self.groups[name].drain(grace)

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from nori_cluster import telemetry
 from nori_cluster.config import GroupConfig
@@ -24,7 +25,7 @@ class RankProcess:
         self._rank = rank
         self._config = config
         self._host = host
-        self._store: dist.Store | None = None
+        self._store: Store | None = None
         self._worker: Worker | None = None
         torch.set_num_threads(threads)
 
@@ -34,7 +35,7 @@ class RankProcess:
         listener.bind((self._host, 0))
         listener.listen()
         port = int(listener.getsockname()[1])
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             self._host,
             port,
             self._config.parallel.tensor_parallel_size,
@@ -52,7 +53,7 @@ class RankProcess:
             self._worker = Worker(self._config, SoloGroup())
             return os.getpid()
         if self._store is None:
-            self._store = dist.TCPStore(
+            self._store = TCPStore(
                 self._host, port, size, is_master=False, wait_for_workers=False, timeout=self._timeout()
             )
         device = self._config.parallel.device
@@ -60,7 +61,7 @@ class RankProcess:
             bind_gloo("lo")
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            store=dist.PrefixStore(str(generation), self._store),
+            store=PrefixStore(str(generation), self._store),
             rank=self._rank,
             world_size=size,
             timeout=self._timeout(),

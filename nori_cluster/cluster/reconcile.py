@@ -52,7 +52,8 @@ class GroupRecord(msgspec.Struct, kw_only=True):
         """When the next incarnation may start."""
         if self.failed_at is None:
             return 0.0
-        return self.failed_at + min(FIRST_BACKOFF * 2 ** (self.failures - 1), LONGEST_BACKOFF)
+        backoff: float = FIRST_BACKOFF * 2 ** (self.failures - 1)
+        return self.failed_at + min(backoff, LONGEST_BACKOFF)
 
 
 def to_start(wanted: Sequence[str], records: Mapping[str, GroupRecord], now: float) -> list[str]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from typing import Any
 
 import ray
@@ -38,8 +39,9 @@ class WorkerGroup:
         self.config = config
         self.address = ""
         self.pids: list[int] = []  # of the ranks
+        self.created = time.time()
         self.engine_pid = 0
-        self._host = host
+        self.host = host
         self._port = port
         self._router = router
         self._threads = threads
@@ -71,9 +73,10 @@ class WorkerGroup:
         for rank in range(size):
             gpus = {"num_gpus": 1} if device == "cuda" else {}
             actor = ray.remote(RankProcess).options(**self._options(1 + rank), **gpus)
-            self._ranks.append(actor.remote(rank, self.config, self._host, self._threads))
+            self._ranks.append(actor.remote(rank, self.config, self.host, self._threads))
 
     def _options(self, bundle: int) -> dict[str, Any]:
+        assert self._placement is not None
         strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
         return {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": strategy}
 
@@ -88,7 +91,7 @@ class WorkerGroup:
             raise EngineFailure(f"the ranks of {self.group_id} disagree about the model: {specs}")
         address, token = await self._engine.listen.remote()
         self._serving = [rank.serve.remote(address, token) for rank in self._ranks]
-        self.address = await self._engine.serve.remote(specs[0], self._host, self._port, self._router, 60.0)
+        self.address = await self._engine.serve.remote(specs[0], self.host, self._port, self._router, 60.0)
         status: EngineStatus = await self._engine.status.remote()
         self.engine_pid = status.pid
 

@@ -1,0 +1,162 @@
+"""What the controller and the router know, joined for the admin plane; drains as operations."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import grpc
+from msgspec import structs
+
+from nori_cluster.cluster.reconcile import GroupRecord, Phase
+from nori_cluster.cluster.worker_group import WorkerGroup
+from nori_cluster.config import ClusterConfig
+from nori_cluster.errors import NoriError
+from nori_cluster.routing.base import GroupReport, GroupState, GroupView
+from nori_cluster.rpc.admin_types import (
+    ClusterStatus,
+    GatewayInfo,
+    GroupInfo,
+    LoadInfo,
+    ModelInfo,
+    OperationInfo,
+    WorkerInfo,
+)
+from nori_cluster.rpc.router_server import RouterSnapshot
+from nori_cluster.version import __version__
+
+REMEMBERED_OPERATIONS = 256
+
+
+class Pool(Protocol):
+    """What this needs of the controller."""
+
+    config: ClusterConfig
+    records: dict[str, GroupRecord]
+    groups: dict[str, WorkerGroup]
+
+    async def router_snapshot(self) -> RouterSnapshot: ...
+
+    def check_drainable(self, name: str) -> None: ...
+
+    async def drain(self, name: str, grace: float) -> int: ...
+
+
+class ControllerAdmin:
+    """The AdminBackend of a controller."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._operations: dict[str, OperationInfo] = {}
+        self._drains: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+
+    async def get_status(self) -> ClusterStatus:
+        groups = await self.list_groups()
+        snapshot = await self._pool.router_snapshot()
+        now = time.time()
+        model = ModelInfo(
+            model=self._pool.config.group.model.name,
+            desired_groups=self._pool.config.replicas,
+            ready_groups=sum(g.state in (GroupState.READY, GroupState.BUSY) for g in groups),
+            load=_total([group.load for group in groups]),
+        )
+        gateways = tuple(
+            GatewayInfo(gateway_id=g.gateway_id, open_requests=g.open_requests, heartbeat=now - g.silent_for)
+            for g in snapshot.gateways
+        )
+        return ClusterStatus(models=(model,), gateways=gateways, version=__version__)
+
+    async def list_groups(self) -> Sequence[GroupInfo]:
+        snapshot = await self._pool.router_snapshot()
+        views = {status.view.group_id: status.view for status in snapshot.groups}
+        return [self._group(record, views.get(name)) for name, record in self._pool.records.items()]
+
+    def _group(self, record: GroupRecord, view: GroupView | None) -> GroupInfo:
+        config = self._pool.config.group
+        group = self._pool.groups.get(record.name)
+        info = GroupInfo(
+            name=record.name,
+            model=config.model.name,
+            state=GroupState.DEAD if record.phase in (Phase.ABSENT, Phase.STOPPING) else GroupState.STARTING,
+            tensor_parallel_size=config.parallel.tensor_parallel_size,
+            last_failure=record.last_failure,
+        )
+        if group is None:
+            return info
+        info = structs.replace(
+            info,
+            address=group.address,
+            engine_pid=group.engine_pid,
+            created=group.created,
+            workers=tuple(
+                WorkerInfo(rank=rank, host=group.host, device=config.parallel.device, pid=pid)
+                for rank, pid in enumerate(group.pids)
+            ),
+        )
+        if record.phase is Phase.STARTING:
+            return structs.replace(info, state=GroupState.LOADING if group.pids else GroupState.STARTING)
+        if view is None or view.registration.incarnation != record.incarnation:
+            return info  # ready for us, not yet seen by the router
+        facts = view.registration
+        return structs.replace(
+            info,
+            state=view.state,
+            step=view.report.step,
+            numerics_id=facts.numerics_id,
+            load=_load(view.report, facts.kv_blocks),
+        )
+
+    async def drain(self, group: str, grace: float | None) -> OperationInfo:
+        self._pool.check_drainable(group)
+        seconds = self._pool.config.drain_timeout if grace is None else grace
+        name = f"drain-{group}-{next(self._numbers)}"
+        operation = self._remember(OperationInfo(name=name, method="DrainWorkerGroup", created=time.time()))
+        task = asyncio.create_task(self._run_drain(name, group, seconds))
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+        return operation
+
+    async def _run_drain(self, name: str, group: str, seconds: float) -> None:
+        code, message = grpc.StatusCode.OK, ""
+        try:
+            left = await self._pool.drain(group, seconds)
+            if left:
+                code = grpc.StatusCode.DEADLINE_EXCEEDED
+                message = f"{left} sequences still run after {seconds:g} s; the group takes no new ones"
+        except NoriError as error:
+            code, message = grpc.StatusCode[error.grpc_code], error.message
+        ended = structs.replace(
+            self._operations[name],
+            done=True,
+            progress_percent=100,
+            error_code=code.value[0],
+            error_message=message,
+            ended=time.time(),
+        )
+        self._remember(ended)
+
+    def _remember(self, operation: OperationInfo) -> OperationInfo:
+        self._operations[operation.name] = operation
+        while len(self._operations) > REMEMBERED_OPERATIONS:
+            del self._operations[next(iter(self._operations))]
+        return operation
+
+    async def get_operation(self, name: str) -> OperationInfo | None:
+        return self._operations.get(name)
+
+
+def _load(report: GroupReport, kv_blocks: int) -> LoadInfo:
+    return LoadInfo(
+        running_sequences=report.running_sequences,
+        waiting_sequences=report.waiting_sequences,
+        tokens_per_second=report.tokens_per_second,
+        generated_tokens=report.generated_tokens,
+        total_kv_blocks=kv_blocks,
+        free_kv_blocks=report.free_kv_blocks,
+    )
+
+
+def _total(loads: list[LoadInfo]) -> LoadInfo:
+    return LoadInfo(**{name: sum(getattr(load, name) for load in loads) for name in LoadInfo.__struct_fields__})
