@@ -16,7 +16,7 @@ from fakes.text import TEMPLATE, definition
 
 from nori_cluster.config import GatewayConfig, Ports, encode
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.e2e
 
 FREE = Ports(http=0, grpc=0, router=0, dataplane=0, admin=0, metrics=0)
 
