@@ -25,8 +25,10 @@ def debug() -> bool:
 
 
 def prepare_ray() -> None:
-    """Settings that Ray reads at import: no usage reports, and nothing said about it."""
+    """Settings that Ray reads at import: no usage reports; a local Ray stays on the loopback interface (what the
+    variable below does wherever it is 0, its name notwithstanding)."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 

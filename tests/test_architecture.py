@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # besides the floor and itself
     "frontend": {"checkpoint"},
     "rpc": {"frontend", "engine", "routing"},
     "gateway": {"frontend", "rpc"},
-    "cluster": {"worker", "engine", "routing", "rpc", "checkpoint"},
+    "cluster": {"worker", "device", "engine", "routing", "rpc", "checkpoint"},
     "planning": {"engine", "routing"},
     "llm": {"engine", "worker", "frontend", "checkpoint"},
     "__init__": {"llm"},

@@ -1,4 +1,4 @@
-"""One rank of a worker group, a Ray actor: joins the collective, loads its shard, then obeys plans until the end."""
+"""One rank of a worker group (inside a RankActor): joins the collective, loads its shard, then obeys plans."""
 
 import os
 import socket

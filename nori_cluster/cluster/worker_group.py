@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nori_cluster.cluster.engine_process import EngineProcess, EngineStatus
-from nori_cluster.cluster.rank_process import RankProcess
+from nori_cluster.cluster.rank_actor import RankActor
 from nori_cluster.config import GroupConfig
 from nori_cluster.errors import EngineFailure, NoriError
 
@@ -72,7 +72,7 @@ class WorkerGroup:
         self._engine = engine.remote(self.group_id, self.incarnation, self.config)
         for rank in range(size):
             gpus = {"num_gpus": 1} if device == "cuda" else {}
-            actor = ray.remote(RankProcess).options(**self._options(1 + rank), **gpus)
+            actor = ray.remote(RankActor).options(**self._options(1 + rank), **gpus)
             self._ranks.append(actor.remote(rank, self.config, self.host, self._threads))
 
     def _options(self, bundle: int) -> dict[str, Any]:
