@@ -160,6 +160,7 @@ async def serve(backend: AdminBackend, host: str, port: int) -> AdminServer:
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
+        await server.stop(None)
         raise ConfigError(f"cannot listen on {host}:{port} for the admin service: address already in use") from error
     await server.start()
     return AdminServer(server, int(bound))

@@ -310,6 +310,7 @@ async def serve(
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
+        await server.stop(None)
         raise ConfigError(f"cannot listen on {host}:{port} for public gRPC: address already in use") from error
     public = PublicServer(server, servicer, service, int(bound))
     await public.start()

@@ -112,6 +112,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         self, policy: str = "least_loaded", *, times: RouterTimes = RouterTimes(), max_waiting: int = 4096
     ) -> None:
         self.times = times
+        self.port = 0
         self._router = Router(
             POLICIES[policy],
             max_waiting=max_waiting,
@@ -136,7 +137,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         pb_grpc.add_RouterServiceServicer_to_server(self, server)
         bound = server.add_insecure_port(f"{host}:{port}")
         await server.start()
-        self._server = server
+        self._server, self.port = server, bound
         self._ticker = asyncio.create_task(self._tick())
         log.info("router listens on %s:%d", host, bound)
         return bound
