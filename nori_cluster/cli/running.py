@@ -51,9 +51,15 @@ def on_signal(handler: Callable[[int, FrameType | None], Any] | signal.Handlers)
 
 
 def phases(notes: Console) -> Callable[[str], None]:
-    """A callback that prints each phase with the seconds since now."""
+    """A callback that prints each phase with the seconds since now, and takes the signals back from Ray, which puts
+    handlers of its own in place while it starts."""
     start = time.monotonic()
-    return lambda phase: notes.print(f"{time.monotonic() - start:6.1f} s  {phase}", style="dim", markup=False)
+
+    def show(phase: str) -> None:
+        on_signal(interrupt)
+        notes.print(f"{time.monotonic() - start:6.1f} s  {phase}", style="dim", markup=False)
+
+    return show
 
 
 def launch(options: ServeOptions, notes: Console, on_ready: Hook = lambda config, cluster: None) -> int:
@@ -75,14 +81,14 @@ def run(config: ClusterConfig, notes: Console, on_ready: Callable[[RunningCluste
     """
     on_signal(interrupt)
     cluster: RunningCluster = LAUNCHERS["local"](config, on_phase=phases(notes))
-    on_signal(interrupt)  # importing and starting Ray may put handlers of its own in place
     try:
         cluster.start()
         on_signal(interrupt)
         on_ready(cluster)
         return cluster.wait()
     except (KeyboardInterrupt, SystemExit):
-        notes.print(f"\nstopping: running requests get {config.drain_timeout:g} s to end; Ctrl-C again stops at once")
+        wait = f"running requests get {config.drain_timeout:g} s to end; " if cluster.http_url else ""
+        notes.print(f"\nstopping: {wait}Ctrl-C again stops at once")
         return 0
     finally:
         stop(cluster, config.drain_timeout, notes)
