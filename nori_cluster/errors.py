@@ -1,4 +1,4 @@
-"""Errors of the world, as a tree: each leaf knows its HTTP status, gRPC status, OpenAI `type`/`code`, and whether to retry.
+"""Errors of the world, as a tree: each leaf knows its HTTP and gRPC status, OpenAI `type`/`code`, and whether to retry.
 
 `assert` is for our bugs; a NoriError is somebody's fault: the client's (4xx) or the cluster's (5xx).
 Instances survive pickling between Ray actors (args rebuild them).

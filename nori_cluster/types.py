@@ -28,7 +28,7 @@ class FinishReason(IntEnum):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Decoding controls with every default resolved.
 
-    temperature 0 is greedy. top_k 0 and -1 are both off. logprobs: None = off, k = the chosen token and the k likeliest.
+    temperature 0 is greedy. top_k 0 and -1 are both off. logprobs: None = off, k = the chosen and k likeliest tokens.
     max_tokens None = what fits in the context. seed None = drawn at admission.
     stop (strings) is the gateway's business: engine and workers never see it.
     """

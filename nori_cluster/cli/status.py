@@ -69,20 +69,18 @@ def load_cells(load: LoadInfo) -> tuple[str, str, str, str]:
 
 
 def groups_table(snapshot: Snapshot) -> Table:
-    headings = ("group", "state", "running", "waiting", "KV use", "tokens/s", "step", "data plane")
-    table = Table(*headings, box=None, pad_edge=False)
+    table = Table("group", "state", "running", "waiting", "KV use", "tokens/s", "step", box=None, pad_edge=False)
     for group in snapshot.groups:
         state = group.state.name.lower()
-        cells = (*load_cells(group.load), str(group.step), group.address or "-")
+        cells = (*load_cells(group.load), str(group.step))
         table.add_row(group.name, Text(state, style=COLOURS.get(state, "yellow")), *cells)
     return table
 
 
 def processes_table(snapshot: Snapshot) -> Table:
-    table = Table("process", "pid", "host", "device", box=None, pad_edge=False)
+    table = Table("process", "pid", "where", "device", box=None, pad_edge=False)
     for group in snapshot.groups:
-        host = group.address.rpartition(":")[0]
-        table.add_row(f"{group.name} engine", str(group.engine_pid or "-"), host or "-", "-")
+        table.add_row(f"{group.name} engine", str(group.engine_pid or "-"), group.address or "-", "-")
         for worker in group.workers:
             table.add_row(f"{group.name} rank {worker.rank}", str(worker.pid or "-"), worker.host, worker.device or "-")
     return table
