@@ -3,6 +3,7 @@
 Used by rpc/router_server.py, and by a gateway that lost the router, over its last table (rpc/router_client.py).
 """
 
+import heapq
 from collections.abc import Callable
 
 from nori_cluster.routing.base import (
@@ -28,6 +29,7 @@ from nori_cluster.routing.table import GroupEntry, Reservation, RoutingTable
 Decision = tuple[str, Placement | Refusal]  # the gateway it is for
 RETRY_NO_GROUP = 2.0  # seconds
 RETRY_QUEUE_FULL = 1.0
+MAX_CONSIDERED = 4  # groups named in a placement, for the request's record
 
 
 class Router:
@@ -281,7 +283,8 @@ class Router:
             policy = self._policies[place.model] = self._new_policy()
         chosen = policy.choose(place, gateway_id, groups)
         output = self.expected.of(place.model, place.tenant, place.max_tokens)
-        considered = tuple(Considered(g.group_id, float(g.load), g.load) for g in groups)
+        best = heapq.nsmallest(MAX_CONSIDERED, groups, key=lambda group: group.load)
+        considered = tuple(Considered(g.group_id, float(g.load), g.load) for g in best)
         self.table.reserve(
             Reservation(
                 key=waiting.key,

@@ -138,6 +138,8 @@ class RoutingTable:
         self.models: dict[str, int] = {}  # every model ever registered → its largest context, tokens
         self.reservations: dict[RequestKey, Reservation] = {}
         self.epoch = 1
+        self._placeable: dict[str, list[GroupEntry]] = {}  # by model, as of _placeable_epoch
+        self._placeable_epoch = 0
 
     def register(self, registration: GroupRegistration, state: GroupState, report: GroupReport) -> bool:
         """A group appears, reconnects (equal incarnation: it keeps its reservations) or is reborn without them.
@@ -202,8 +204,13 @@ class RoutingTable:
 
     def placeable(self, model: str) -> list[GroupEntry]:
         """Groups of the model that may take work now, full ones too, in the order of their ids."""
-        found = [g for g in self.groups.values() if g.registration.model == model and g.placeable]
-        return sorted(found, key=lambda group: group.group_id)
+        if self._placeable_epoch != self.epoch:
+            self._placeable, self._placeable_epoch = {}, self.epoch
+        found = self._placeable.get(model)
+        if found is None:
+            found = [g for _, g in sorted(self.groups.items()) if g.registration.model == model and g.placeable]
+            self._placeable[model] = found
+        return found
 
     def reserve(self, reservation: Reservation) -> None:
         """Also for a group that has not (yet) registered: it is counted once it does."""
@@ -230,6 +237,9 @@ class RoutingTable:
 
     def check(self) -> None:
         """Every reservation is held by exactly the group it names, if that is known; counts of each group are right."""
+        for model in self.models:
+            fresh = [g for _, g in sorted(self.groups.items()) if g.registration.model == model and g.placeable]
+            assert self.placeable(model) == fresh, "a change of state did not raise the epoch"
         held: list[RequestKey] = []
         for group_id, entry in self.groups.items():
             assert entry.group_id == group_id

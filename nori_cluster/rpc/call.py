@@ -262,7 +262,7 @@ class Call:
         match refusal.reason:
             case RefusalReason.TENANT_LIMIT:
                 return RateLimited(message, retry_after=retry_after)
-            case RefusalReason.UNKNOWN_MODEL:
+            case RefusalReason.UNKNOWN_MODEL if not self._context:  # else only the router has not seen it (yet)
                 return ModelNotFound(message, param="model")
             case RefusalReason.DEADLINE_PASSED:
                 return DeadlineExceeded(message)

@@ -65,11 +65,15 @@ def registration_to_pb(value: GroupRegistration) -> router.GroupRegistration:
     )
 
 
-def registration_from_pb(value: router.GroupRegistration | router.GroupView) -> GroupRegistration:
+def registration_from_pb(value: router.GroupRegistration) -> GroupRegistration:
     """Raises ClientError naming a field that may not be empty."""
     for name in ("group_id", "model", "address", "max_context_tokens", "max_running_sequences", "max_batched_tokens"):
         if not getattr(value, name):
             raise ClientError(f"a group must state its {name}", param=f"registration.{name}")
+    return _registration(value)
+
+
+def _registration(value: router.GroupRegistration | router.GroupView) -> GroupRegistration:
     return GroupRegistration(
         group_id=value.group_id,
         incarnation=value.group_incarnation,
@@ -136,7 +140,7 @@ def view_to_pb(value: GroupView) -> router.GroupView:
 
 def view_from_pb(value: router.GroupView) -> GroupView:
     return GroupView(
-        registration=registration_from_pb(value),
+        registration=_registration(value),
         state=state_from_pb(value.state),
         report=report_from_pb(value.report),
         outstanding_tokens=value.outstanding_tokens,

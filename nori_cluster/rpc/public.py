@@ -27,6 +27,7 @@ from nori_cluster.rpc.generated.nori.inference.v1 import inference_service_pb2_g
 from nori_cluster.rpc.grpc_types import Context
 from nori_cluster.rpc.options import server_options
 from nori_cluster.rpc.paging import page
+from nori_cluster.rpc.tasks import background
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +271,7 @@ class PublicServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self._tell_health()
         await self._server.start()
-        self._watch = asyncio.create_task(self._follow_readiness())
+        self._watch = background(self._follow_readiness(), "the health of public gRPC")
 
     async def stop(self, grace: float = 0.0) -> None:
         """NOT_SERVING first; no new calls; running ones have `grace` seconds, then they are cancelled."""

@@ -17,6 +17,7 @@ from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2_grpc as pb_grpc
 from nori_cluster.rpc.grpc_types import EOF, StreamCall
 from nori_cluster.rpc.options import client_options
+from nori_cluster.rpc.tasks import background
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,7 @@ class GroupRegistrar:
     def start(self) -> None:
         """Must run on the loop that will own the stream."""
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run())
-        self._task.add_done_callback(_log_failure)
+        self._task = background(self._run(), "the registrar")
 
     def changed(self) -> None:
         """Report now. From any thread."""
@@ -115,8 +115,3 @@ class GroupRegistrar:
     def _next_report(self) -> pb.RegisterRequest:
         state, report = self._report()
         return pb.RegisterRequest(state=cast("pb.GroupState", int(state)), report=convert.report_to_pb(report))
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("the registrar stopped", exc_info=task.exception())

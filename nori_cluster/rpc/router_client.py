@@ -30,6 +30,7 @@ from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2_grpc as pb_grpc
 from nori_cluster.rpc.grpc_types import EOF, StreamCall
 from nori_cluster.rpc.options import client_options
+from nori_cluster.rpc.tasks import background
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,8 @@ class RouterClient:
 
     def start(self) -> None:
         self._lost_at = self._now()
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._tick())]
+        self._tasks = [background(self._run(), "the line to the router"), background(self._tick(), "local placement")]
+        self._tasks[0].add_done_callback(self._stopped)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -119,6 +121,10 @@ class RouterClient:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._refuse_all("the gateway is shutting down")
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Closed, or a bug: then this gateway goes on by itself."""
+        self.connected, self._lost_at = False, self._now()
 
     # -- what the backend asks and tells ----------------------------------------------------------------------------
 

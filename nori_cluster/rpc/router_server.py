@@ -21,6 +21,7 @@ from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2_grpc as pb_grpc
 from nori_cluster.rpc.grpc_types import EOF, Context
 from nori_cluster.rpc.options import server_options
+from nori_cluster.rpc.tasks import background
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         bound = server.add_insecure_port(f"{host}:{port}")
         await server.start()
         self._server, self.port = server, bound
-        self._ticker = asyncio.create_task(self._tick())
+        self._ticker = background(self._tick(), "the router's clock")
         log.info("router listens on %s:%d", host, bound)
         return bound
 

@@ -445,6 +445,15 @@ async def test_a_restarted_router_rebuilds_from_hello_and_registers() -> None:
         await cluster.idle()
 
 
+async def test_a_model_the_restarted_router_has_not_seen_is_unavailable_not_unknown() -> None:
+    async with MiniCluster("g1") as cluster:
+        await cluster.groups["g1"].stop()
+        await cluster.restart_router()
+        await until(lambda: cluster.backend.router.connected and not cluster.backend.groups(), 5.0)
+        assert isinstance((await cluster.answer(3)).error, Overloaded)
+        assert isinstance((await cluster.answer(3, model="x")).error, ModelNotFound)
+
+
 async def test_without_any_router_requests_are_refused_soon() -> None:
     async with MiniCluster() as cluster:
         await cluster.backend.close()
