@@ -63,11 +63,10 @@ class Worker:
         checkpoint = read_config(folder)
         family = MODELS[checkpoint.architecture]
         validate_parallel(checkpoint, self.group.size)
-        if "quantization_config" in checkpoint.raw:
-            raise ConfigError(f"{folder}: quantized checkpoints are not supported yet; supported: float weights")
+        quant = QUANT[(checkpoint.raw.get("quantization_config") or {}).get("quant_method", "none")]
         max_model_len = _max_model_len(self.config, checkpoint)
         dtype = resolve_dtype(self.config.model.dtype, checkpoint.torch_dtype, self.device)
-        context = LayerContext(self.group, dtype, self.device, QUANT["none"])
+        context = LayerContext(self.group, dtype, self.device, quant)
         spec = family.spec_from_hf(checkpoint)
         self.model = load_model(folder, family, spec, context, progress if self.group.rank == 0 else None)
         self._allow(allowed_ids(folder, spec.vocab_size))

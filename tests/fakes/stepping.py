@@ -86,23 +86,28 @@ class Driver:
         return self.worker.execute(self.plan(rows))
 
     def ids(self, rows: Mapping[int, int]) -> list[int]:
+        """Ids of the rows that sampled; empty on ranks other than 0."""
         result = self.step(rows)
-        assert result is not None
-        return unpack(result.ids).tolist()
+        return unpack(result.ids).tolist() if result is not None else []
 
     def generate(self, slots: Sequence[int], count: int) -> dict[int, list[int]]:
         """Prefill each started slot in one chunk, then decode together: `count` tokens per slot."""
         lengths = {s.slot: len(unpack(s.tokens)) for s in self._starts}
-        tokens = dict(zip(slots, ([i] for i in self.ids({s: lengths[s] for s in slots})), strict=True))
-        for _ in range(count - 1):
-            for slot, new in zip(slots, self.ids(dict.fromkeys(slots, 1)), strict=True):
-                tokens[slot].append(new)
-        return tokens
+        steps = [self.ids({s: lengths[s] for s in slots})]
+        steps += [self.ids(dict.fromkeys(slots, 1)) for _ in range(count - 1)]
+        return {slot: [ids[place] for ids in steps if ids] for place, slot in enumerate(slots)}
+
+
+def sequence_logits(worker: Worker, tokens: Sequence[int], chunks: Sequence[int] | None = None) -> torch.Tensor:
+    """float32 [len(tokens), vocab]: logits at every position, computed in `chunks` (default: one); rank 0 only."""
+    found = rank_logits(worker, tokens, chunks)
+    assert found is not None
+    return found
 
 
 @torch.inference_mode()
-def sequence_logits(worker: Worker, tokens: Sequence[int], chunks: Sequence[int] | None = None) -> torch.Tensor:
-    """float32 [len(tokens), vocab]: logits at every position, computed in `chunks` (default: one)."""
+def rank_logits(worker: Worker, tokens: Sequence[int], chunks: Sequence[int] | None = None) -> torch.Tensor | None:
+    """sequence_logits on every rank; None on all but rank 0."""
     driver = Driver(worker)
     driver.start(0, tokens)
     found = []
@@ -116,6 +121,6 @@ def sequence_logits(worker: Worker, tokens: Sequence[int], chunks: Sequence[int]
         hidden = worker.model(build_batch(table, slots, lengths, worker.device), worker.backend)
         table.advance(slots, lengths)
         logits = worker.model.logits(hidden)
-        assert logits is not None
-        found.append(logits)
-    return torch.cat(found)
+        if logits is not None:
+            found.append(logits)
+    return torch.cat(found) if found else None
