@@ -126,8 +126,8 @@ async def test_f41_h_a_group_that_starts_to_hang_is_lost_by_ping_and_others_take
         for (sink,), _ in asked:
             await sink.heard.wait()
         bad.hang = True
-        async with asyncio.timeout(1.5):
-            failed = [sink for (sink,), submission in asked if await ends_soon(sink, 1.0)]
+        async with asyncio.timeout(5.0):
+            failed = [sink for (sink,), submission in asked if await ends_soon(sink, 3.0)]
         assert len(failed) == 4
         assert all(isinstance(sink.error, EngineFailure) for sink in failed)
         before = len(bad.submitted)

@@ -68,17 +68,19 @@ class Ear:
         self.news.append("lost")
 
 
-TIMES = DataPlaneTimes(connect=0.3, ping_interval=0.1, ping_timeout=0.2)
+TIMES = DataPlaneTimes(connect=1.0, ping_interval=0.1, ping_timeout=0.4)
 
 
 @asynccontextmanager
-async def linked(answer: Answer) -> AsyncIterator[tuple[DataPlaneClient, Script]]:
+async def linked(
+    answer: Answer, times: DataPlaneTimes = DataPlaneTimes()
+) -> AsyncIterator[tuple[DataPlaneClient, Script]]:
     script = Script(answer)
     server = grpc.aio.server(options=server_options())
     pb_grpc.add_WorkerGroupServiceServicer_to_server(script, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    link = DataPlaneClient("g", f"127.0.0.1:{port}", "gw", 1, lambda link: None, times=TIMES)
+    link = DataPlaneClient("g", f"127.0.0.1:{port}", "gw", 1, lambda link: None, times=times)
     link.start()
     await until(lambda: link.state is not LinkState.CONNECTING)
     yield link, script
@@ -218,14 +220,14 @@ async def test_handles_are_reused_only_after_finish_or_rejection() -> None:
 
 
 async def test_a_silent_group_is_pinged_and_lost_and_an_answering_one_is_not() -> None:
-    async with linked(when_submitted()) as (link, script):
+    async with linked(when_submitted(), TIMES) as (link, script):
         await asyncio.sleep(0.6)
         assert link.state is LinkState.OPEN
         assert sum(c.HasField("ping") for c in script.commands) >= 3
         ear = Ear()
         link.submit([sequence()], [ear])
         script.answer = lambda command: []
-        await until(lambda: ear.news == ["lost"], 1.0)
+        await until(lambda: ear.news == ["lost"], 2.0)
 
 
 async def test_another_group_at_the_address_is_not_taken_for_ours() -> None:
