@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from nori_cluster.checkpoint.progress import Progress
 from nori_cluster.config import GroupConfig
 from nori_cluster.device.parallel import SoloGroup
 from nori_cluster.errors import ConfigError
@@ -42,7 +43,8 @@ def solo_worker(config: GroupConfig) -> Worker:
     return Worker(config, SoloGroup())
 
 
-def load_inline(config: GroupConfig) -> tuple[InlineExecutor, GroupSpec]:
+def load_inline(config: GroupConfig, progress: Progress | None = None) -> tuple[InlineExecutor, GroupSpec]:
+    """A loaded worker as an executor, and what it serves."""
     worker = solo_worker(config)
-    spec = worker.load()
+    spec = worker.load(progress)
     return InlineExecutor(worker), spec
