@@ -11,8 +11,9 @@ from fakes.checkpoints import make_tiny_llama, write_weights
 from fakes.stepping import Driver, group_config, load_worker, sequence_logits
 from safetensors.torch import load_file
 
+from nori_cluster.checkpoint.source import resolve
 from nori_cluster.device.parallel import SoloGroup
-from nori_cluster.errors import ConfigError
+from nori_cluster.errors import ConfigError, NoriError
 from nori_cluster.types import RowSampling, unpack
 from nori_cluster.worker.worker import Worker
 
@@ -56,6 +57,16 @@ def test_two_ranks_equal_one(tmp_path: Path, settings: dict[str, Any]) -> None:
     error = (one["logits"] - two["logits"]).norm() / one["logits"].norm()
     assert error < 1e-5
     assert one["tokens"] == two["tokens"]
+
+
+def test_f35_demo_model_at_three_ranks(tmp_path: Path) -> None:
+    try:
+        folder = resolve("smollm2-135m")
+    except NoriError as error:
+        pytest.skip(f"the demo model cannot be had here: {error}")
+    one, three = run_ranks(folder, 1, tmp_path), run_ranks(folder, 3, tmp_path)
+    assert (one["logits"] - three["logits"]).norm() / one["logits"].norm() < 1e-4
+    assert one["tokens"][0] == three["tokens"][0]
 
 
 @pytest.fixture(scope="module")
