@@ -93,11 +93,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`nori serve`: one model, `replicas` groups of it, one gateway, on one machine."""
+    """`nori serve`: one model, `replicas` groups of it, one gateway, on one machine.
+
+    host: where the gateway listens. internal_host: where router, data plane and admin plane do; no flag moves them, for
+    they carry no token yet.
+    """
 
     group: GroupConfig
     replicas: int = 1
     host: str = "127.0.0.1"
+    internal_host: str = "127.0.0.1"
     ports: Ports = Ports()
     drain_timeout: float = 30.0
     chat_template: str | None = None

@@ -11,32 +11,28 @@ class PortInUse(NoriError):
     """Another process listens there; names the port and the flag that moves ours."""
 
 
-def wanted(config: ClusterConfig) -> list[tuple[int, str]]:
-    """(port, flag) of everything a local cluster listens on; 0 = chosen by the system."""
+def wanted(config: ClusterConfig) -> list[tuple[str, int, str]]:
+    """(host, port, flag) of everything a local cluster listens on; 0 = chosen by the system."""
     ports = config.ports
-    single = [
-        (ports.http, "--port"),
-        (ports.grpc, "--grpc-port"),
-        (ports.router, "--router-port"),
-        (ports.admin, "--admin-port"),
-        (ports.metrics, "--metrics-port"),
-    ]
+    outside = [(ports.http, "--port"), (ports.grpc, "--grpc-port"), (ports.metrics, "--metrics-port")]
+    inside = [(ports.router, "--router-port"), (ports.admin, "--admin-port")]
     groups = range(config.replicas) if ports.dataplane else ()
-    return single + [(ports.dataplane + group, "--data-plane-port") for group in groups]
+    inside += [(ports.dataplane + group, "--data-plane-port") for group in groups]
+    return [(config.host, *item) for item in outside] + [(config.internal_host, *item) for item in inside]
 
 
 def check_free(config: ClusterConfig) -> None:
     """Raises PortInUse, or ConfigError for a host that is not of this machine."""
-    for port, flag in wanted(config):
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    for host, port, flag in wanted(config):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((config.host, port))
+                probe.bind((host, port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     raise PortInUse(f"port {port} is in use; choose another with {flag}") from error
                 if error.errno == errno.EACCES:
                     raise PortInUse(f"port {port} needs more rights; choose another with {flag}") from error
                 reason = error.strerror or error
-                raise ConfigError(f"--host {config.host}: cannot listen there: {reason}") from error
+                raise ConfigError(f"--host {host}: cannot listen there: {reason}") from error

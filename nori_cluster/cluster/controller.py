@@ -77,15 +77,15 @@ class Controller:
     async def start(self) -> tuple[str, str]:
         """Router and admin plane, then groups; returns both addresses at once, groups come up in their own time."""
         await self._start_router(self.config.ports.router)
-        self._admin = await admin.serve(ControllerAdmin(self), self.config.host, self.config.ports.admin)
+        self._admin = await admin.serve(ControllerAdmin(self), self.config.internal_host, self.config.ports.admin)
         self._loop_task = asyncio.create_task(self._run())
-        return self._router_address, f"{self.config.host}:{self._admin.port}"
+        return self._router_address, f"{self.config.internal_host}:{self._admin.port}"
 
     async def _start_router(self, port: int) -> None:
         router = ray.remote(RouterActor).options(**pinned_to_this_node(), max_concurrency=100)
         self._router = router.remote("least_loaded")
-        bound = await self._router.start.remote(self.config.host, port)
-        self._router_address = f"{self.config.host}:{bound}"
+        bound = await self._router.start.remote(self.config.internal_host, port)
+        self._router_address = f"{self.config.internal_host}:{bound}"
 
     async def _run(self) -> None:
         while True:
@@ -111,7 +111,7 @@ class Controller:
             name,
             record.incarnation,
             self.config.group,
-            host=self.config.host,
+            host=self.config.internal_host,
             port=port + self._names.index(name) if port else 0,
             router=self._router_address,
             threads=self._threads,
