@@ -55,10 +55,9 @@ def pinned_to_this_node() -> dict[str, Any]:
 class Controller:
     """start once; then it acts by itself until stop."""
 
-    def __init__(self, config: ClusterConfig, threads: int) -> None:
+    def __init__(self, config: ClusterConfig) -> None:
         telemetry.configure_logging("controller")
         self.config = config
-        self._threads = threads
         model = config.group.model.name
         self._names = [f"{model}-{index}" for index in range(config.replicas)]
         self.records = {name: GroupRecord(name=name) for name in self._names}
@@ -114,7 +113,6 @@ class Controller:
             host=self.config.internal_host,
             port=port + self._names.index(name) if port else 0,
             router=self._router_address,
-            threads=self._threads,
         )
         self.groups[name] = group
         reason = "stopped"

@@ -98,18 +98,21 @@ class Cluster:
         except Exception as error:
             raise EngineFailure(f"Ray did not start: {error}") from error
 
+    def _resolve_parallel(self) -> None:
+        """Device and threads become concrete: all workers share this machine."""
+        parallel = self.config.group.parallel
+        device = parallel.device
+        if device == "auto":
+            device = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
+        threads = parallel.threads or max(1, len(os.sched_getaffinity(0)) // (self.config.replicas * self._size))
+        group = structs.replace(self.config.group, parallel=structs.replace(parallel, device=device, threads=threads))
+        self.config = structs.replace(self.config, group=group)
+
     def _start_controller(self) -> str:
         self._on_phase("starting controller and router")
-        parallel = self.config.group.parallel
-        if parallel.device == "auto":
-            device = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
-            group = structs.replace(self.config.group, parallel=structs.replace(parallel, device=device))
-            self.config = structs.replace(self.config, group=group)
-        threads = parallel.threads
-        if threads is None:
-            threads = max(1, (os.cpu_count() or 1) // (self.config.replicas * self._size))
+        self._resolve_parallel()
         actor = ray.remote(Controller).options(**pinned_to_this_node(), max_concurrency=1000)
-        self._controller = actor.remote(self.config, threads)
+        self._controller = actor.remote(self.config)
         try:
             router, admin = ray.get(self._controller.start.remote(), timeout=60.0)
         except (RayError, GetTimeoutError) as error:

@@ -12,8 +12,8 @@ PROCESSES = Registry("process", {"rank": "nori_cluster.cluster.rank_process:Rank
 class RankActor:
     """See RankProcess for the order of calls."""
 
-    def __init__(self, rank: int, config: GroupConfig, host: str, threads: int) -> None:
-        self._process: Any = PROCESSES["rank"](rank, config, host, threads)
+    def __init__(self, rank: int, config: GroupConfig, host: str) -> None:
+        self._process: Any = PROCESSES["rank"](rank, config, host)
 
     def rendezvous(self) -> int:
         port: int = self._process.rendezvous()

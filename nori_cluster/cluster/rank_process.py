@@ -20,14 +20,13 @@ from nori_cluster.worker.worker import Worker
 class RankProcess:
     """Order: (rank 0) rendezvous, join, load, serve. The controller holds the reference of `serve`: its end is ours."""
 
-    def __init__(self, rank: int, config: GroupConfig, host: str, threads: int) -> None:
+    def __init__(self, rank: int, config: GroupConfig, host: str) -> None:
         telemetry.configure_logging(f"rank {rank}")
         self._rank = rank
         self._config = config
         self._host = host
         self._store: Store | None = None
         self._worker: Worker | None = None
-        torch.set_num_threads(threads)
 
     def rendezvous(self) -> int:
         """Rank 0: open the store on a socket bound beforehand, so that no port can be lost in between. Its port."""

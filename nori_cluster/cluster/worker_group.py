@@ -31,7 +31,6 @@ class WorkerGroup:
         host: str,
         port: int,
         router: str,
-        threads: int,
         start_timeout: float = 600.0,
     ) -> None:
         self.group_id = group_id
@@ -44,7 +43,6 @@ class WorkerGroup:
         self.host = host
         self._port = port
         self._router = router
-        self._threads = threads
         self._start_timeout = start_timeout
         self._placement: PlacementGroup | None = None
         self._engine: Any = None
@@ -73,7 +71,7 @@ class WorkerGroup:
         for rank in range(size):
             gpus = {"num_gpus": 1} if device == "cuda" else {}
             actor = ray.remote(RankActor).options(**self._options(1 + rank), **gpus)
-            self._ranks.append(actor.remote(rank, self.config, self.host, self._threads))
+            self._ranks.append(actor.remote(rank, self.config, self.host))
 
     def _options(self, bundle: int) -> dict[str, Any]:
         assert self._placement is not None
