@@ -38,7 +38,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     max_waiting_requests: int = 1024
-    depth: int = 1
+    depth: int = 1  # plans in flight; 2 overlaps planning with the step before
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests", "depth"):

@@ -27,6 +27,14 @@ class KVGroup:
         self.counts[slot] = have + count
         return ids
 
+    def adopt(self, slot: int, blocks: list[int]) -> NDArray[np.int32]:
+        """Begin a slot's table with blocks that others computed; returns their ids."""
+        assert self.counts[slot] == 0
+        ids = self.pool.acquire(blocks)
+        self.tables[slot, : len(ids)] = ids
+        self.counts[slot] = len(ids)
+        return ids
+
     def release(self, slot: int) -> None:
         """Give the slot's blocks back."""
         self.pool.release(self.tables[slot, : self.counts[slot]])

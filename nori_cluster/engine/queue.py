@@ -14,6 +14,7 @@ class WaitingQueue:
         self.tokens = 0  # to compute, of all that wait
         self._heap: list[tuple[tuple[int, int], Sequence]] = []
         self._members: dict[int, Sequence] = {}  # by key
+        self._deferred: list[tuple[tuple[int, int], Sequence]] = []
 
     def __len__(self) -> int:
         return len(self._members)
@@ -39,11 +40,25 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return None
 
+    def defer_head(self) -> None:
+        """Look past the head, until `end_deferral`."""
+        self._deferred.append(heapq.heappop(self._heap))
+
+    @property
+    def num_deferred(self) -> int:
+        return len(self._deferred)
+
+    def end_deferral(self) -> None:
+        for entry in self._deferred:
+            heapq.heappush(self._heap, entry)
+        self._deferred.clear()
+
     def remove(self, sequence: Sequence) -> None:
         del self._members[sequence.request.key]
         self.tokens -= sequence.waiting_tokens
 
     def check(self) -> None:
         assert self.tokens == sum(s.waiting_tokens for s in self._members.values())
+        assert not self._deferred
         in_heap = {id(s) for _, s in self._heap}
         assert all(id(s) in in_heap and s.slot == -1 for s in self._members.values())

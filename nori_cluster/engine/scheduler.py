@@ -19,9 +19,11 @@ from nori_cluster.engine.queue import WaitingQueue
 from nori_cluster.engine.sequence import Sequence, SequenceRequest, SlotColumns
 from nori_cluster.engine.stop import StopRules
 from nori_cluster.errors import CapacityExceeded, ClientError, ContextLengthExceeded
+from nori_cluster.hashing import Digest, root
 from nori_cluster.types import FinishReason, GroupSpec, SequenceStart, StepPlan, StepResult, pack, unpack
 
 Rows = NDArray[np.int32]
+_MAX_DEFERRED = 16  # waiting sequences looked past in one plan
 _DEADLINE = "the request's time ran out"
 
 
@@ -33,7 +35,7 @@ class Scheduler:
         self.spec = spec
         num_slots = config.max_num_seqs
         self.columns = SlotColumns(num_slots, spec.max_model_len)
-        self.pool = BlockPool(spec.num_blocks, spec.block_size)
+        self.pool = BlockPool(spec.num_blocks, spec.block_size, keep=config.enable_prefix_caching)
         self.groups = (KVGroup(self.pool, num_slots, spec.max_model_len),)
         self.waiting = WaitingQueue(config.max_waiting_requests)
         self.generated_tokens = 0
@@ -74,12 +76,18 @@ class Scheduler:
             )
         # The last token is sampled, never computed: it needs no room in the cache.
         limit = min(request.prompt_len + request.max_tokens, self.spec.max_model_len, capacity + 1)
-        sequence = Sequence(request, limit, now, self._arrivals)
+        sequence = Sequence(request, limit, now, self._arrivals, self._root(request))
         self.waiting.push(sequence)
         self._arrivals += 1
         self._sequences[request.key] = sequence
         if request.deadline is not None:
             bisect.insort(self._deadlines, (request.deadline, request.key))
+
+    def _root(self, request: SequenceRequest) -> Digest | None:
+        """Where the sequence's digests start: shared by all of its salt, by its siblings only, or by nobody."""
+        if self.config.enable_prefix_caching:
+            return root(request.cache_salt)
+        return None if request.siblings is None else root(b"siblings %d" % request.siblings)
 
     def abort(self, key: int) -> None:
         """End a sequence; its finish (CANCELLED) comes with the next deltas. No-op when it has ended."""
@@ -165,34 +173,53 @@ class Scheduler:
         return True
 
     def _admit(self, builder: PlanBuilder, budget: int, now: float) -> list[tuple[int, int]]:
-        """Start waiting sequences, in order, while a slot, blocks for all they know, and budget are left."""
+        """Start waiting sequences, in order, while a slot, blocks for all they know, and budget are left.
+
+        One whose next block a running sequence is computing is looked past: it will find it in the cache.
+        """
         rows: list[tuple[int, int]] = []
-        while budget > 0 and self._free_slots:
+        while budget > 0 and self._free_slots and self.waiting.num_deferred < _MAX_DEFERRED:
             sequence = self.waiting.head()
             if sequence is None or sequence.tokens is None:
                 break
-            length = len(sequence.tokens)
-            lack = self.pool.blocks_for(length)
-            if lack > self.pool.free:
+            length, size = len(sequence.tokens), self.pool.block_size
+            digests = sequence.digest_blocks(sequence.tokens, (length - 1) // size, size)
+            hits = self.pool.index.match(digests)
+            if len(hits) < len(digests) and self.pool.index.is_pending(digests[len(hits)]):
+                self.waiting.defer_head()
+                continue
+            lack = self.pool.blocks_for(length) - len(hits)
+            if lack > self.pool.room_beside(hits):
                 break
+            computed = len(hits) * size
             tokens = pack(sequence.tokens)
-            slot = self._start(sequence, now)
+            slot = self._start(sequence, computed, now)
             for index, group in enumerate(self.groups):
+                builder.give(index, slot, group.adopt(slot, hits))
                 builder.give(index, slot, group.grow(slot, lack))
             request = sequence.request
-            builder.start(SequenceStart(slot, tokens, request.prompt_len, 0, request.sampling))
-            count = min(length, budget)
+            builder.start(SequenceStart(slot, tokens, request.prompt_len, computed, request.sampling))
+            count = min(length - computed, budget)
             rows.append((slot, count))
             budget -= count
+        self.waiting.end_deferral()
         return rows
 
-    def _start(self, sequence: Sequence, now: float) -> int:
+    def _start(self, sequence: Sequence, computed: int, now: float) -> int:
+        """Into a slot; `computed` leading tokens are in the cache."""
+        assert sequence.tokens is not None
         self.waiting.remove(sequence)
         slot = sequence.slot = self._free_slots.pop()
-        self.columns.start(sequence, computed=0)
+        length, size, index = len(sequence.tokens), self.pool.block_size, self.pool.index
+        index.expect(sequence.digest_blocks(sequence.tokens, length // size, size)[computed // size :], slot)
+        self.columns.start(sequence, computed)
+        self.columns.shared[slot] = computed // size
         self._stop.start(slot, sequence.request)
         if sequence.started is None:
             sequence.started = now
+            sequence.cached_tokens = computed
+            index.queries += length
+            index.hits += computed
         bisect.insort(self._running, sequence, key=lambda s: s.order)
         self._index()
         return slot
@@ -214,6 +241,7 @@ class Scheduler:
         columns = self.columns
         alive = columns.alive[record.slots]
         columns.computed[record.slots[alive]] += record.counts[alive]
+        self._share(record.slots[alive])
         emitted = unpack(result.counts)
         assert (emitted == record.samples).all(), "a row sampled that should not, or the reverse"
         rows = np.flatnonzero(alive & record.samples).astype(np.int32)
@@ -240,6 +268,19 @@ class Scheduler:
         deltas.finishes, self._news = self._news, []
         return deltas
 
+    def _share(self, slots: Rows) -> None:
+        """Offer the blocks that these slots have filled, now that the step that filled them is applied."""
+        columns, size = self.columns, self.pool.block_size
+        filled = columns.computed[slots] // size
+        grown = columns.shares[slots] & (filled > columns.shared[slots])
+        for slot, full in zip(slots[grown].tolist(), filled[grown].tolist(), strict=True):
+            sequence, first = self._sequences[int(columns.keys[slot])], int(columns.shared[slot])
+            digests = sequence.digest_blocks(columns.tokens[slot], full, size)[first:]
+            for digest, block in zip(digests, self.groups[0].tables[slot, first:full].tolist(), strict=True):
+                self.pool.index.put(digest, block)
+            self.pool.index.settle(digests, slot)
+            columns.shared[slot] = full
+
     def take_news(self) -> StepDeltas | None:
         """Finishes (aborts, deadlines) that need no step; None when there are none."""
         if not self._news:
@@ -254,7 +295,8 @@ class Scheduler:
         for slot in slots[columns.known[slots] == columns.first_known[slots]]:
             sequence = self._sequences[int(columns.keys[slot])]
             assert sequence.started is not None
-            starts.append(StartNews(sequence.request.key, 0, sequence.started - sequence.arrival))
+            waited = sequence.started - sequence.arrival
+            starts.append(StartNews(sequence.request.key, sequence.cached_tokens, waited))
         return starts
 
     # -- leaving ----------------------------------------------------------------------------------------------------
@@ -274,6 +316,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._index()
         slot, sequence.slot = sequence.slot, -1
+        self.pool.index.settle(sequence.digests[int(self.columns.shared[slot]) :], slot)
         self._releasing.append(slot)
         self._release(self._in_flight[0].step - 1 if self._in_flight else self._step)
 
@@ -324,4 +367,5 @@ class Scheduler:
         held = np.array(sorted([*running, *self._releasing]), dtype=np.int32)
         for group in self.groups:
             group.check(columns.planned * columns.alive, held)
+        self.pool.index.check(live)
         self.waiting.check()

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from nori_cluster.hashing import Digest, extend
 from nori_cluster.types import RowSampling
 
 
@@ -15,6 +16,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     key: unique among live sequences, chosen by the caller. prompt_token_ids: prompt, then `resumed_tokens` ids that
     were generated before. max_tokens counts resumed ones too. order_key: lower runs first. deadline: engine clock.
+    cache_salt separates prefix caches. siblings: equal for the candidates of one request with several, else None.
     """
 
     key: int
@@ -26,6 +28,8 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     order_key: int = 0
     deadline: float | None = None
+    cache_salt: bytes = b""
+    siblings: int | None = None
 
     @property
     def prompt_len(self) -> int:
@@ -36,9 +40,12 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Sequence:
     """The mutable life of a request, owned by the Scheduler. slot is -1 while it waits."""
 
-    __slots__ = ("arrival", "limit", "order", "preemptions", "request", "slot", "started", "tokens")
+    __slots__ = (
+        "arrival", "cached_tokens", "digests", "limit", "order", "preemptions", "request", "root", "slot", "started",
+        "tokens",
+    )  # fmt: skip
 
-    def __init__(self, request: SequenceRequest, limit: int, arrival: float, number: int) -> None:
+    def __init__(self, request: SequenceRequest, limit: int, arrival: float, number: int, root: Digest | None) -> None:
         self.request = request
         self.limit = limit  # most tokens (prompt + output) it may come to
         self.arrival = arrival
@@ -46,7 +53,19 @@ class Sequence:
         self.slot = -1
         self.started: float | None = None  # when it was first planned
         self.preemptions = 0
+        self.cached_tokens = 0  # found in the prefix cache when it first started
+        self.root = root  # of the digest chain; None when it shares nothing
+        self.digests: list[Digest] = []  # of its first full blocks, as far as they were needed
         self.tokens: NDArray[np.int32] | None = np.array(request.prompt_token_ids, dtype=np.int32)
+
+    def digest_blocks(self, tokens: NDArray[np.int32], blocks: int, block_size: int) -> list[Digest]:
+        """Digests of its first `blocks` full blocks; `tokens` holds at least those."""
+        if self.root is None:
+            return []
+        for block in range(len(self.digests), blocks):
+            parent = self.digests[-1] if self.digests else self.root
+            self.digests.append(extend(parent, tokens[block * block_size : (block + 1) * block_size].tobytes()))
+        return self.digests[:blocks]
 
     @property
     def waiting_tokens(self) -> int:
@@ -59,8 +78,9 @@ class SlotColumns:
 
     known: tokens applied so far. first_known: value of known at which the caller hears of the first new token
     (0 after a preemption: it heard already). expected: known plus the samples of plans in flight. planned: tokens whose
-    computation was ordered. computed: planned and applied. limit: known never exceeds it. last_plan: newest plan
-    naming the slot. alive: false once its sequence ended or was preempted (late results are dropped).
+    computation was ordered. computed: planned and applied. shared: leading blocks offered to the prefix index; shares:
+    whether it offers any. limit: known never exceeds it. last_plan: newest plan naming the slot. alive: false once its
+    sequence ended or was preempted (late results are dropped).
     """
 
     def __init__(self, num_slots: int, max_tokens: int) -> None:
@@ -70,6 +90,8 @@ class SlotColumns:
         self.expected = np.zeros(num_slots, dtype=np.int32)
         self.planned = np.zeros(num_slots, dtype=np.int32)
         self.computed = np.zeros(num_slots, dtype=np.int32)
+        self.shared = np.zeros(num_slots, dtype=np.int32)
+        self.shares = np.zeros(num_slots, dtype=np.bool_)
         self.limit = np.zeros(num_slots, dtype=np.int32)
         self.last_plan = np.zeros(num_slots, dtype=np.int64)
         self.keys = np.zeros(num_slots, dtype=np.int64)
@@ -87,6 +109,7 @@ class SlotColumns:
         self.limit[slot] = sequence.limit
         self.keys[slot] = sequence.request.key
         self.last_plan[slot] = -1
+        self.shares[slot] = sequence.root is not None
         self.alive[slot] = True
         sequence.tokens = None
 

@@ -6,6 +6,8 @@ from engine.walk import Walk
 
 from nori_cluster.engine.kv import KVGroup
 from nori_cluster.engine.scheduler import Scheduler
+from nori_cluster.engine.sequence import Sequence
+from nori_cluster.hashing import extend
 
 pytestmark = pytest.mark.unit
 
@@ -20,11 +22,60 @@ def test_random_walks(depth: int, batch: int) -> None:
 class LeakOnAbort(Scheduler):
     def abort(self, key: int) -> None:
         sequence = self._sequences.get(key)
-        if sequence is not None and sequence.slot >= 0:
-            slot = sequence.slot
-            super().abort(key)
-            self.groups[0].tables[slot, 0] = -1
-            self.pool._free -= 1
+        ran = sequence is not None and sequence.slot >= 0
+        super().abort(key)
+        if ran:
+            self.pool._top -= 1
+
+
+class EarlyIndex(Scheduler):
+    """A prompt's blocks are offered when it starts, before anything was computed into them."""
+
+    def _admit(self, builder, budget, now):
+        started = super()._admit(builder, budget, now)
+        for slot, _ in started:
+            applied, self.columns.computed[slot] = int(self.columns.computed[slot]), self.columns.known[slot]
+            self._share(np.array([slot], dtype=np.int32))
+            self.columns.computed[slot] = applied
+        return started
+
+
+class StaleDigest(Scheduler):
+    """An evicted block keeps its place in the index."""
+
+    def __init__(self, config, spec) -> None:
+        super().__init__(config, spec)
+        index, forget = self.pool.index, self.pool.index.forget
+
+        def forget_half(block: int) -> None:
+            digest = index._digests[block]
+            forget(block)
+            index._blocks[digest] = block
+
+        index.forget = forget_half
+
+
+class ForgottenParent(Scheduler):
+    """Digests that do not depend on what comes before."""
+
+    def _root(self, request):
+        root = super()._root(request)
+        return None if root is None else b""
+
+    def submit(self, request, now):
+        super().submit(request, now)
+        sequence = self._sequences[request.key]
+        if sequence.root is not None:
+            sequence.__class__ = Unchained
+
+
+class Unchained(Sequence):
+    __slots__ = ()
+
+    def digest_blocks(self, tokens, blocks, block_size):
+        for block in range(len(self.digests), blocks):
+            self.digests.append(extend(b"", tokens[block * block_size : (block + 1) * block_size].tobytes()))
+        return self.digests[:blocks]
 
 
 class DoubleFree(Scheduler):
@@ -67,18 +118,35 @@ class ShortTable(Scheduler):
 class StaleStop(Scheduler):
     """The stop ids of the slot's previous sequence stay in force."""
 
-    def _start(self, sequence, now):
+    def _start(self, sequence, computed, now):
         before = list(self._stop._ids), self._stop._has_ids.copy()
-        slot = super()._start(sequence, now)
+        slot = super()._start(sequence, computed, now)
         self._stop._ids[slot], self._stop._has_ids[slot] = before[0][slot], before[1][slot]
         return slot
 
 
-@pytest.mark.parametrize(
-    ("bug", "depth"),
-    [(LeakOnAbort, 1), (DoubleFree, 1), (EarlyRelease, 2), (LostSlot, 1), (ShortTable, 1), (StaleStop, 1)],
-)
+BUGS = {
+    LeakOnAbort: 1, DoubleFree: 1, EarlyRelease: 2, LostSlot: 1, ShortTable: 1, StaleStop: 1, EarlyIndex: 1,
+    StaleDigest: 1, ForgottenParent: 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("bug", "depth"), BUGS.items())
 def test_planted_bug_is_caught(bug: type[Scheduler], depth: int) -> None:
     with pytest.raises((AssertionError, IndexError)):
-        for seed in range(20):
+        for seed in range(40):
             Walk(seed, depth, bug).run(60)
+
+
+def test_walks_meet_what_they_are_for() -> None:
+    """They would prove little if they never preempted, hit, evicted or waited for a block being computed."""
+    preemptions = hits = evictions = 0
+    for seed in range(20):
+        walk = Walk(seed, 2)
+        walk.run(60)
+        preemptions += walk.scheduler.preemptions
+        hits += walk.scheduler.pool.index.hits
+        evictions += walk.scheduler.pool.evictions
+    assert preemptions > 20
+    assert hits > 500
+    assert evictions > 100

@@ -51,11 +51,13 @@ class Walk:
             max_num_seqs=self.rng.choice((2, 4, 7)),
             max_num_batched_tokens=self.rng.choice((8, 16, 40)),
             max_waiting_requests=9,
+            enable_prefix_caching=self.rng.random() < 0.7,
         )
         self.scheduler = scheduler_class(config, spec)
         self.executor = FakeExecutor(spec, config.max_num_seqs, depth)
         self.core = EngineCore(self.scheduler, self.executor)
         self.now = 0.0
+        self.pieces = [[self.rng.randrange(61) for _ in range(8)] for _ in range(3)]
         self.requests: dict[int, SequenceRequest] = {}
         self.outputs: dict[int, list[int]] = {}
         self.started: set[int] = set()
@@ -87,6 +89,11 @@ class Walk:
     def submit(self) -> None:
         rng, key = self.rng, len(self.requests) + self.refused
         prompt = [rng.randrange(61) for _ in range(rng.choice((1, 3, 8, 9, 17, 40, 95)))]
+        kind = rng.random()
+        if kind < 0.4:  # pieces that others have too, also in another order
+            prompt = [token for _ in range(rng.choice((1, 2, 4))) for token in rng.choice(self.pieces)] + prompt[:9]
+        elif kind < 0.6 and self.requests:  # what somebody asked before, perhaps cut
+            prompt = list(rng.choice(list(self.requests.values())).prompt_token_ids)[: rng.choice((8, 16, 17, 95))]
         resumed = rng.randrange(len(prompt)) if rng.random() < 0.2 else 0
         deadline = self.now + rng.random() * 30 if rng.random() < 0.1 else None
         request = make_request(
@@ -99,6 +106,8 @@ class Walk:
             ignore_eos=rng.random() < 0.5,
             order_key=rng.choice((0, 0, 0, 1)),
             deadline=deadline,
+            cache_salt=b"x" if rng.random() < 0.1 else b"",
+            siblings=key // 3 if rng.random() < 0.3 else None,
         )
         try:
             self.core.submit(request, self.now)
@@ -115,7 +124,7 @@ class Walk:
         self.scheduler.check()
         if not self.scheduler.num_in_flight:
             pool = self.scheduler.pool
-            self.executor.poison(np.flatnonzero(pool._references == 0))
+            self.executor.poison(np.flatnonzero((pool._references == 0) & ~pool.index.indexed))
         if deltas is None:
             return
         for news in deltas.starts:
