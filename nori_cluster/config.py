@@ -38,11 +38,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     max_waiting_requests: int = 1024
-    depth: int = 1  # plans in flight; 2 overlaps planning with the step before
+    depth: int | None = None  # plans in flight; 2 overlaps planning with the step before; None = 2 on CUDA, 1 on CPU
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests", "depth"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", param=name)
 
@@ -61,6 +61,18 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Placement. max_num_queued_*: what may wait for a group, requests and prompt tokens (None = any number).
+
+    priority_aging: seconds of waiting that outweigh one level of priority.
+    """
+
+    policy: str = "least_loaded"
+    max_num_queued_reqs: int = 4096
+    max_num_queued_tokens: int | None = None
+    priority_aging: float = 10.0
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +114,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     group: GroupConfig
     replicas: int = 1
+    router: RouterConfig = RouterConfig()
     host: str = "127.0.0.1"
     internal_host: str = "127.0.0.1"
     ports: Ports = Ports()

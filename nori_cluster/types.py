@@ -64,7 +64,8 @@ class RowSampling(msgspec.Struct, frozen=True, array_like=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt as admitted by the frontend; its `sampling.n` candidates share it. seed is unsigned 64-bit.
 
-    time_left: seconds from now, None = no deadline.
+    time_left: seconds from now, None = no deadline. priority: lower runs sooner. cache_salt: only requests of the same
+    salt share prefix-cached blocks.
     """
 
     id: str
@@ -75,6 +76,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     priority: int = 0
     time_left: float | None = None
+    cache_salt: str = ""
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True):

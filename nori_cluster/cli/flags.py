@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
+from nori_cluster.cli.options import human_int
+
 PORTS = "Listening"
+SCHEDULING = "Scheduling"
 
 Host = Annotated[
     str | None, typer.Option("--host", help="Address to listen on.", show_default="127.0.0.1", rich_help_panel=PORTS)
@@ -37,3 +40,50 @@ MetricsPort = Annotated[
 ]
 Admin = Annotated[str, typer.Option("--admin", help="Address of the cluster's admin service.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+PrefixCaching = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Reuse the KV blocks of equal prompt beginnings.",
+        show_default="on",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+AsyncScheduling = Annotated[
+    bool | None,
+    typer.Option(
+        "--async-scheduling/--no-async-scheduling",
+        help="Plan a step while the one before runs.",
+        show_default="on with CUDA",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+QueuedRequests = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-queued-reqs",
+        help="Requests that may wait for a group; more are refused with 503.",
+        show_default="4096",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+QueuedTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-queued-tokens",
+        help="Prompt tokens that may wait for a group.",
+        show_default="any",
+        parser=human_int,
+        metavar="<size>",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+PriorityAging = Annotated[
+    float | None,
+    typer.Option(
+        "--priority-aging",
+        help="Seconds of waiting that outweigh one level of a request's priority.",
+        show_default="10",
+        rich_help_panel=SCHEDULING,
+    ),
+]

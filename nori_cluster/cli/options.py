@@ -21,13 +21,14 @@ from nori_cluster.config import (
     ModelConfig,
     ParallelConfig,
     Ports,
+    RouterConfig,
     SchedulerConfig,
 )
 from nori_cluster.errors import ConfigError
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
 FACTORS = {"": 1, **{s: 1000**p for p, s in enumerate("kmgt", 1)}, **{s: 1024**p for p, s in enumerate("KMGT", 1)}}
-SIZES = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
+SIZES = ("max_model_len", "max_num_batched_tokens", "max_num_queued_tokens", "kv_cache_memory_bytes")
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +50,11 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
+    enable_prefix_caching: bool = True
+    async_scheduling: bool | None = None
+    max_num_queued_reqs: int = 4096
+    max_num_queued_tokens: int | None = None
+    priority_aging: float = 10.0
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     block_size: int = 16
@@ -139,6 +145,10 @@ def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
     for name in ("tensor_parallel_size", "replicas", "block_size"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+    for name in ("max_num_queued_reqs", "max_num_queued_tokens", "priority_aging"):
+        value = getattr(options, name)
+        if value is not None and value < 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must not be negative")
     if not 0 < options.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
     if options.device not in DEVICES:
@@ -157,13 +167,21 @@ def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
             num_blocks=options.num_gpu_blocks_override,
         ),
         scheduler=SchedulerConfig(
-            max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            enable_prefix_caching=options.enable_prefix_caching,
+            depth=None if options.async_scheduling is None else 2 if options.async_scheduling else 1,
         ),
         parallel=ParallelConfig(tensor_parallel_size=options.tensor_parallel_size, device=options.device),
     )
     return ClusterConfig(
         group=group,
         replicas=options.replicas,
+        router=RouterConfig(
+            max_num_queued_reqs=options.max_num_queued_reqs,
+            max_num_queued_tokens=options.max_num_queued_tokens,
+            priority_aging=options.priority_aging,
+        ),
         host=options.host,
         ports=ports(options),
         drain_timeout=options.drain_timeout,

@@ -62,6 +62,11 @@ def serve(
     drain_timeout: Annotated[
         float | None, option("--drain-timeout", "Seconds running requests get at the end.", "30")
     ] = None,
+    enable_prefix_caching: flags.PrefixCaching = None,
+    async_scheduling: flags.AsyncScheduling = None,
+    max_num_queued_reqs: flags.QueuedRequests = None,
+    max_num_queued_tokens: flags.QueuedTokens = None,
+    priority_aging: flags.PriorityAging = None,
     host: flags.Host = None,
     port: flags.Port = None,
     grpc_port: flags.GrpcPort = None,

@@ -82,7 +82,7 @@ class Controller:
 
     async def _start_router(self, port: int) -> None:
         router = ray.remote(RouterActor).options(**pinned_to_this_node(), max_concurrency=100)
-        self._router = router.remote("least_loaded")
+        self._router = router.remote(self.config.router)
         bound = await self._router.start.remote(self.config.internal_host, port)
         self._router_address = f"{self.config.internal_host}:{bound}"
 

@@ -58,7 +58,7 @@ class EngineProcess:
         self._ended = asyncio.get_running_loop().create_future()
         size = self._config.parallel.tensor_parallel_size
         self._executor = await asyncio.to_thread(self._listener.accept, size, timeout)
-        self._executor.depth = self._config.scheduler.depth
+        self._executor.depth = self._config.scheduler.depth or 1
         core = EngineCore(Scheduler(self._config.scheduler, spec), self._executor)
         self._spec = spec
         self._server = DataplaneServer(core, spec, self._group_id, self._incarnation, self._lost)
@@ -146,5 +146,9 @@ class EngineProcess:
             free_kv_blocks=load.free_blocks,
             tokens_per_second=load.tokens_per_second,
             generated_tokens=load.generated_tokens,
+            prefix_cache_queries=load.prefix_queries,
+            prefix_cache_hits=load.prefix_hits,
+            prefix_cache_evictions=load.evictions,
+            preemptions=load.preemptions,
         )
         return state, report

@@ -99,13 +99,19 @@ class Cluster:
             raise EngineFailure(f"Ray did not start: {error}") from error
 
     def _resolve_parallel(self) -> None:
-        """Device and threads become concrete: all workers share this machine."""
+        """Device, threads and pipeline depth become concrete: all workers share this machine."""
         parallel = self.config.group.parallel
         device = parallel.device
         if device == "auto":
             device = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
         threads = parallel.threads or max(1, len(os.sched_getaffinity(0)) // (self.config.replicas * self._size))
-        group = structs.replace(self.config.group, parallel=structs.replace(parallel, device=device, threads=threads))
+        scheduler = self.config.group.scheduler
+        depth = scheduler.depth or (2 if device == "cuda" else 1)
+        group = structs.replace(
+            self.config.group,
+            parallel=structs.replace(parallel, device=device, threads=threads),
+            scheduler=structs.replace(scheduler, depth=depth),
+        )
         self.config = structs.replace(self.config, group=group)
 
     def _start_controller(self) -> str:

@@ -1,15 +1,16 @@
 """The router as a Ray actor pinned to the head: Ray starts and watches it, gateways and groups reach it by gRPC."""
 
 from nori_cluster import telemetry
+from nori_cluster.config import RouterConfig
 from nori_cluster.rpc.router_server import RouterServer, RouterSnapshot
 
 
 class RouterActor:
     """A RouterServer on the actor's event loop."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, config: RouterConfig) -> None:
         telemetry.configure_logging("router")
-        self._server = RouterServer(policy)
+        self._server = RouterServer(config)
 
     async def start(self, host: str, port: int) -> int:
         return await self._server.start(host, port)

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from nori_cluster.engine.prefix import CacheEvents
 from nori_cluster.types import FinishReason, NewBlocks, SequenceStart, StepLogprobs, StepPlan, pack
 
 
@@ -47,6 +48,7 @@ class StepDeltas(msgspec.Struct):
     starts: Row[StartNews] = ()
     finishes: Row[FinishNews] = ()
     logprobs: StepLogprobs | None = None
+    cache_events: CacheEvents | None = None
 
 
 class PlanBuilder:

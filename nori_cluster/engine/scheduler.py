@@ -266,6 +266,7 @@ class Scheduler:
             self._end(self._sequences[key], FinishNews(key, reason, matched))
         self._release(record.step)
         deltas.finishes, self._news = self._news, []
+        deltas.cache_events = self.pool.index.take_events()
         return deltas
 
     def _share(self, slots: Rows) -> None:

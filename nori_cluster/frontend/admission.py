@@ -13,6 +13,8 @@ from nori_cluster.types import SamplingParams
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 UINT64 = (1 << 64) - 1
+MAX_PRIORITY = 1000
+MAX_SALT = 128
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,13 @@ def check_prompts(prompts: Sequence[tuple[int, ...]], n: int, vocab_size: int, l
                 f"{where} holds token id {_short(bad)}, which is out of the vocabulary (0 to {vocab_size - 1})",
                 param=param,
             )
+
+
+def check_scheduling(priority: int, cache_salt: str) -> None:
+    """Refuse a priority beyond the range that aging is made for, and salts that are too long."""
+    _check_range("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if len(cache_salt) > MAX_SALT:
+        raise ClientError(f"cache_salt must have at most {MAX_SALT} characters", param="cache_salt")
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int, limits: Limits) -> None:

@@ -55,11 +55,12 @@ class Submission(Protocol):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A model some group has registered. max_model_len in tokens."""
+    """A model some group has registered. max_model_len in tokens. queue_full: a new request would be refused now."""
 
     name: str
     max_model_len: int
     ready_groups: int
+    queue_full: bool = False
 
 
 class Backend(Protocol):

@@ -12,6 +12,7 @@ from nori_cluster.frontend.admission import (
     Limits,
     check_prompts,
     check_sampling,
+    check_scheduling,
     resolve_max_tokens,
     resolve_sampling,
     resolve_seed,
@@ -56,6 +57,7 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     priority: int = 0
     time_left: float | None = None
+    cache_salt: str = ""
     every_token: bool = False  # Deltas are also emitted for tokens that show no text yet
     prompt_param: str = "prompt"
     max_tokens_param: str = "max_tokens"
@@ -102,8 +104,14 @@ class Service:
         infos = [self.info(served) for served in self.models.values()]
         return not self.draining and all(info is not None and info.ready_groups > 0 for info in infos)
 
+    def check_room(self, served: ServedModel) -> None:
+        """Before any heavy work: Overloaded when the cluster takes no more requests at present."""
+        info = self.info(served)
+        if info is not None and info.queue_full:
+            raise Overloaded("too many requests wait already", retry_after=RETRY_AFTER)
+
     async def encode(self, served: ServedModel, text: str, *, add_special: bool = True) -> tuple[int, ...]:
-        """Token ids of a plain prompt; long texts are encoded off the event loop. Raises ClientError."""
+        """Token ids of a plain prompt; long texts are encoded off the event loop. Raises ClientError, Overloaded."""
         if len(text) <= INLINE_ENCODE_CHARS:
             return _encode(served, text, add_special)
         return await asyncio.to_thread(_encode, served, text, add_special)
@@ -146,6 +154,7 @@ class Service:
         vocab_size = served.tokenizer.vocab_size
         sampling = call.sampling
         check_sampling(sampling, vocab_size, self.limits)
+        check_scheduling(call.priority, call.cache_salt)
         check_prompts(call.prompts, sampling.n, vocab_size, self.limits, call.prompt_param)
         budgets = [
             resolve_max_tokens(
@@ -169,6 +178,7 @@ class Service:
                 tenant=call.tenant,
                 priority=call.priority,
                 time_left=call.time_left,
+                cache_salt=call.cache_salt,
             )
             for number, (ids, budget) in enumerate(zip(call.prompts, budgets, strict=True))
         ]

@@ -34,8 +34,6 @@ PLANNED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "truncation_side": (),
     "spaces_between_special_tokens": (True,),
-    "priority": (0,),
-    "cache_salt": (),
     "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "return_weight_versions": (False,),

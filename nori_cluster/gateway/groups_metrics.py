@@ -1,8 +1,8 @@
-"""Gauges of the groups as this gateway's routing table shows them."""
+"""Gauges and totals of the groups as this gateway's routing table shows them."""
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nori_cluster.rpc.cluster_backend import GroupLink
@@ -36,6 +36,16 @@ class GroupMetrics(Collector):
                 ("open_sequences", "Sequences of this gateway."),
             )
         }
+        totals = {
+            name: CounterMetricFamily(f"nori_group_{name}", text, labels=LABELS)
+            for name, text in (
+                ("generation_tokens", "Tokens generated since the group started."),
+                ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+                ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+                ("prefix_cache_evictions", "Blocks evicted from the prefix cache."),
+                ("num_preemptions", "Sequences preempted for lack of blocks."),
+            )
+        }
         for link in links:
             view, report = link.view, link.view.report
             labels = [view.registration.model, view.group_id]
@@ -51,5 +61,14 @@ class GroupMetrics(Collector):
                 ("open_sequences", link.open_sequences),
             ):
                 values[name].add_metric(labels, value)
+            for name, total in (
+                ("generation_tokens", report.generated_tokens),
+                ("prefix_cache_queries", report.prefix_cache_queries),
+                ("prefix_cache_hits", report.prefix_cache_hits),
+                ("prefix_cache_evictions", report.prefix_cache_evictions),
+                ("num_preemptions", report.preemptions),
+            ):
+                totals[name].add_metric(labels, total)
         yield up
         yield from values.values()
+        yield from totals.values()

@@ -50,6 +50,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] = {}
+    priority: int = 0
+    cache_salt: str = ""
 
 
 def parse_completion(body: bytes, config: GatewayConfig) -> Draft:
@@ -63,6 +65,8 @@ def parse_completion(body: bytes, config: GatewayConfig) -> Draft:
         sampling=_sampling(request, request.max_tokens, request.logprobs),
         stream=_stream(request),
         ignored=ignored,
+        priority=_or(request.priority, 0),
+        cache_salt=_salt(request.cache_salt),
         return_token_ids=request.return_token_ids is True,
         add_special=request.add_special_tokens is not False,
         echo=request.echo is True,
@@ -89,6 +93,8 @@ def parse_chat(body: bytes, config: GatewayConfig) -> Draft:
         sampling=_sampling(request, max_tokens, _chat_logprobs(request, config.max_logprobs)),
         stream=_stream(request),
         ignored=ignored,
+        priority=_or(request.priority, 0),
+        cache_salt=_salt(request.cache_salt),
         max_tokens_param=max_tokens_param,
         return_token_ids=request.return_token_ids is True,
         messages=request.messages,
@@ -143,6 +149,12 @@ def _sampling(request: SamplingFields, max_tokens: int | None, logprobs: int | N
         logit_bias=_logit_bias(request.logit_bias),
         logprobs=logprobs,
     )
+
+
+def _salt(value: str | None) -> str:
+    if value == "":
+        raise ClientError("cache_salt must not be empty", param="cache_salt")
+    return value or ""
 
 
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:

@@ -86,6 +86,7 @@ class Routes:
     async def completions(self, request: Request) -> Response:
         draft = parse_completion(await self._body(request), self._config)
         served = self._service.served(draft.model)
+        self._service.check_room(served)
         prompts = [
             await self._service.encode(served, prompt, add_special=draft.add_special)
             if isinstance(prompt, str)
@@ -107,6 +108,7 @@ class Routes:
     async def chat(self, request: Request) -> Response:
         draft = parse_chat(await self._body(request), self._config)
         served = self._service.served(draft.model)
+        self._service.check_room(served)
         prompt = await self._service.render(
             served,
             draft.messages,
@@ -193,6 +195,8 @@ class Routes:
                 sampling=draft.sampling,
                 request_id=request.scope["nori.request_id"],
                 default_max_tokens=default_max_tokens,
+                priority=draft.priority,
+                cache_salt=draft.cache_salt,
                 every_token=draft.return_token_ids,
                 prompt_param=prompt_param,
                 max_tokens_param=draft.max_tokens_param,

@@ -51,7 +51,7 @@ class GroupRegistration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group says of its load."""
+    """What a group says of its load. Totals are since it started; prefix_cache_queries and _hits in tokens."""
 
     step: int = 0
     running_sequences: int = 0
@@ -60,6 +60,10 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     free_kv_blocks: int = 0
     tokens_per_second: float = 0.0
     generated_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    prefix_cache_evictions: int = 0
+    preemptions: int = 0
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
-"""The waiting queue of the router: FIFO per model, bounded over all, with deadlines. Owned by routing/router.py."""
+"""The waiting queue of the router: by order_key per model, bounded over all, with deadlines. Of routing/router.py."""
 
+import bisect
 import heapq
 from collections.abc import Iterator
 
@@ -11,20 +12,29 @@ RequestKey = tuple[str, int]  # gateway_id, request
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A place that has no group yet. arrived and deadline: router clock, seconds; deadline None = none."""
+    """A place that has no group yet. number: unique, growing. arrived, deadline: router clock, seconds; None = none."""
 
     key: RequestKey
     place: Place
     order_key: int
+    number: int
     arrived: float
     deadline: float | None
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.order_key, self.number
+
 
 class WaitingQueue:
-    def __init__(self, limit: int) -> None:
+    """limit: requests that may wait. token_limit: prompt tokens that may, of all candidates' requests; None = any."""
+
+    def __init__(self, limit: int, token_limit: int | None = None) -> None:
         self.limit = limit
-        self._models: dict[str, dict[RequestKey, Waiting]] = {}
-        self._index: dict[RequestKey, str] = {}
+        self.token_limit = token_limit
+        self.tokens = 0
+        self._models: dict[str, list[Waiting]] = {}  # sorted by rank
+        self._index: dict[RequestKey, Waiting] = {}
         self._deadlines: list[tuple[float, int, RequestKey]] = []
 
     def __len__(self) -> int:
@@ -35,29 +45,36 @@ class WaitingQueue:
 
     @property
     def overfull(self) -> bool:
-        return len(self._index) > self.limit
+        return len(self._index) > self.limit or (self.token_limit is not None and self.tokens > self.token_limit)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next place that has to wait will be refused."""
+        return len(self._index) >= self.limit or (self.token_limit is not None and self.tokens >= self.token_limit)
 
     def push(self, waiting: Waiting) -> None:
         assert waiting.key not in self._index
-        self._models.setdefault(waiting.place.model, {})[waiting.key] = waiting
-        self._index[waiting.key] = waiting.place.model
+        bisect.insort(self._models.setdefault(waiting.place.model, []), waiting, key=lambda w: w.rank)
+        self._index[waiting.key] = waiting
+        self.tokens += waiting.place.prompt_tokens
         if waiting.deadline is not None:
-            heapq.heappush(self._deadlines, (waiting.deadline, waiting.order_key, waiting.key))
+            heapq.heappush(self._deadlines, (waiting.deadline, waiting.number, waiting.key))
 
     def remove(self, key: RequestKey) -> Waiting | None:
         """None when it does not wait."""
-        model = self._index.pop(key, None)
-        if model is None:
+        waiting = self._index.pop(key, None)
+        if waiting is None:
             return None
-        queue = self._models[model]
-        waiting = queue.pop(key)
+        queue = self._models[waiting.place.model]
+        del queue[bisect.bisect_left(queue, waiting.rank, key=lambda w: w.rank)]
+        self.tokens -= waiting.place.prompt_tokens
         if not queue:
-            del self._models[model]
+            del self._models[waiting.place.model]
         return waiting
 
     def of_model(self, model: str) -> Iterator[Waiting]:
-        """Oldest first; the queue may be changed meanwhile only through a list() of this."""
-        return iter(self._models.get(model, {}).values())
+        """First to run first; the queue may be changed meanwhile only through a list() of this."""
+        return iter(self._models.get(model, ()))
 
     def models(self) -> list[str]:
         return list(self._models)
@@ -69,20 +86,21 @@ class WaitingQueue:
         """Removes and returns those whose deadline has passed."""
         out = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, order_key, key = heapq.heappop(self._deadlines)
-            model = self._index.get(key)
-            # A key may have been cancelled and used again: the order_key tells the two apart.
-            if model is not None and self._models[model][key].order_key == order_key:
-                out.append(self._models[model][key])
+            _, number, key = heapq.heappop(self._deadlines)
+            waiting = self._index.get(key)
+            # A key may have been cancelled and used again: the number tells the two apart.
+            if waiting is not None and waiting.number == number:
+                out.append(waiting)
                 self.remove(key)
         return out
 
     def check(self) -> None:
-        """Index and queues agree; each queue is in the order of arrival; the bound holds."""
-        listed = {key: model for model, queue in self._models.items() for key in queue}
+        """Index and queues agree; each queue is in order; the bounds hold."""
+        listed = {waiting.key: waiting for queue in self._models.values() for waiting in queue}
         assert listed == self._index, "index and queues disagree"
-        assert len(self._index) <= self.limit, "more wait than the bound allows"
+        assert not self.overfull, "more wait than the bounds allow"
+        assert self.tokens == sum(waiting.place.prompt_tokens for waiting in listed.values())
         for queue in self._models.values():
             assert queue, "an empty queue is kept"
-            keys = [waiting.order_key for waiting in queue.values()]
-            assert keys == sorted(keys), "not first in, first out"
+            ranks = [waiting.rank for waiting in queue]
+            assert ranks == sorted(ranks), "the queue is out of order"

@@ -29,26 +29,39 @@ from nori_cluster.routing.table import GroupEntry, Reservation, RoutingTable
 Decision = tuple[str, Placement | Refusal]  # the gateway it is for
 RETRY_NO_GROUP = 2.0  # seconds
 RETRY_QUEUE_FULL = 1.0
+PRIORITY_AGING = 10.0  # seconds of waiting that outweigh one level of priority
 MAX_CONSIDERED = 4  # groups named in a placement, for the request's record
 
 
 class Router:
     """Owns the table, the queue and one policy per model. Call `take` after each event for what was decided.
 
-    order_base: first order_key, larger than any of an earlier life. settle_until: until then (router clock) a place
-    that finds no group waits instead of being refused: after a start the groups are still registering.
+    order_key: microseconds of arrival, on the router's clock plus order_base (so that a later life's keys are larger),
+    plus priority_aging seconds per level of priority: a request that waited that much longer than one of the next
+    better priority goes first. settle_until: until then (router clock) a place that finds no group waits instead of
+    being refused: after a start the groups are still registering.
     """
 
     def __init__(
-        self, policy: Callable[[], Policy], *, max_waiting: int = 4096, order_base: int = 0, settle_until: float = 0.0
+        self,
+        policy: Callable[[], Policy],
+        *,
+        max_waiting: int = 4096,
+        max_waiting_tokens: int | None = None,
+        priority_aging: float = PRIORITY_AGING,
+        order_base: int = 0,
+        settle_until: float = 0.0,
     ) -> None:
         self.table = RoutingTable()
-        self.queue = WaitingQueue(max_waiting)
+        self.queue = WaitingQueue(max_waiting, max_waiting_tokens)
         self.expected = ExpectedOutput()
         self._new_policy = policy
         self._policies: dict[str, Policy] = {}
         self._unreachable: dict[str, frozenset[str]] = {}
-        self._next_order_key = order_base
+        self._order_base = order_base
+        self._aging = priority_aging
+        self._places = 0
+        self._last_arrival = 0  # microseconds; grows with every place
         self._settle_until = settle_until
         self._decisions: list[Decision] = []
 
@@ -97,16 +110,18 @@ class Router:
     def place(self, gateway_id: str, place: Place, now: float) -> None:
         key = (gateway_id, place.request)
         assert key not in self.queue and key not in self.table.reservations, "request id in use"
-        self._next_order_key += 1
+        self._places += 1
         if place.time_left is not None and place.time_left <= 0:
             self._refuse(key, RefusalReason.DEADLINE_PASSED, "the deadline had passed on arrival")
             return
         deadline = None if place.time_left is None else now + place.time_left
-        self.queue.push(Waiting(key, place, self._next_order_key, now, deadline))
+        self._last_arrival = max(round(now * 1e6), self._last_arrival + 1)
+        order_key = self._order_base + self._last_arrival + round(place.priority * self._aging * 1e6)
+        self.queue.push(Waiting(key, place, max(order_key, 0), self._places, now, deadline))
         self._pump(place.model, now)
-        if self.queue.overfull:
+        if key in self.queue and self.queue.overfull:
             self.queue.remove(key)
-            message = f"{len(self.queue)} requests wait already"
+            message = f"{len(self.queue)} requests with {self.queue.tokens} prompt tokens wait already"
             self._refuse(key, RefusalReason.QUEUE_FULL, message, RETRY_QUEUE_FULL)
 
     def holds(self, gateway_id: str, request: int) -> bool:
@@ -219,7 +234,7 @@ class Router:
             self._pump(model, now)
 
     def _pump(self, model: str, now: float) -> None:
-        """Place what can go, oldest first. Who comes later may not overtake on a group an older one waits for."""
+        """Place what can go, in order. Who comes later may not overtake on a group that an earlier one waits for."""
         open_groups = self.table.placeable(model)
         for waiting in list(self.queue.of_model(model)):
             if waiting.deadline is not None and waiting.deadline <= now:

@@ -78,7 +78,7 @@ class ClusterBackend(Cluster):
         if context is None:
             return None
         ready = sum(self._serves(view, name) for view in self._views.values())
-        return ModelInfo(name=name, max_model_len=context, ready_groups=ready)
+        return ModelInfo(name=name, max_model_len=context, ready_groups=ready, queue_full=self.router.queue_full)
 
     # -- views ------------------------------------------------------------------------------------------------------
 

@@ -98,6 +98,10 @@ def report_to_pb(value: GroupReport) -> router.GroupReport:
         free_kv_blocks=value.free_kv_blocks,
         tokens_per_second=value.tokens_per_second,
         generated_tokens=value.generated_tokens,
+        prefix_cache_queries=value.prefix_cache_queries,
+        prefix_cache_hits=value.prefix_cache_hits,
+        prefix_cache_evictions=value.prefix_cache_evictions,
+        preemptions=value.preemptions,
     )
 
 
@@ -110,6 +114,10 @@ def report_from_pb(value: router.GroupReport) -> GroupReport:
         free_kv_blocks=value.free_kv_blocks,
         tokens_per_second=value.tokens_per_second,
         generated_tokens=value.generated_tokens,
+        prefix_cache_queries=value.prefix_cache_queries,
+        prefix_cache_hits=value.prefix_cache_hits,
+        prefix_cache_evictions=value.prefix_cache_evictions,
+        preemptions=value.preemptions,
     )
 
 
@@ -280,6 +288,7 @@ def sequences_to_pb(
         prompt_token_ids=request.prompt_token_ids,
         sampling=sampling,
         priority=request.priority,
+        cache_salt=request.cache_salt.encode(),
         order_key=order_key,
         task=dataplane.TASK_GENERATE,
         top_logprobs=params.logprobs,

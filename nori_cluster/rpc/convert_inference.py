@@ -73,8 +73,6 @@ def refuse_unserved(task: pb.GenerationTask) -> None:
         raise _planned("task.output.prompt_logprobs")
     if task.output.echo_prompt:
         raise _planned("task.output.echo_prompt")
-    if task.cache_salt:
-        raise _planned("task.cache_salt")
 
 
 def sampling_from_pb(value: sampling_pb2.SamplingParams, output: pb.OutputOptions) -> SamplingParams:

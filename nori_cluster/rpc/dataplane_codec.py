@@ -30,7 +30,9 @@ def describe(spec: GroupSpec, max_num_seqs: int) -> pb.GroupDescription:
     )
 
 
-def sequence_request(message: pb.SequenceRequest, key: int, spec: GroupSpec) -> SequenceRequest:
+def sequence_request(
+    message: pb.SequenceRequest, key: int, spec: GroupSpec, siblings: int | None = None
+) -> SequenceRequest:
     """A validated request. ClientError names the field; nothing from a gateway can reach a worker unchecked."""
     _refuse_unserved(message)
     sampling, length = message.sampling, len(message.prompt_token_ids)
@@ -55,6 +57,8 @@ def sequence_request(message: pb.SequenceRequest, key: int, spec: GroupSpec) -> 
         ignore_eos=sampling.ignore_eos,
         order_key=message.order_key,
         deadline=None if time_left is None else time.monotonic() + time_left,
+        cache_salt=message.cache_salt,
+        siblings=siblings,
     )
 
 
@@ -92,7 +96,7 @@ def _refuse_unserved(message: pb.SequenceRequest) -> None:
     ]
     unserved += [name for name in ("stop_strings", "allowed_token_ids") if getattr(sampling, name)]
     unserved += [name for name in ("candidate_count", "reasoning_token_budget", "extra") if sampling.HasField(name)]
-    unserved += [name for name in ("adapter", "bad_words", "cache_salt") if getattr(message, name)]
+    unserved += [name for name in ("adapter", "bad_words") if getattr(message, name)]
     unserved += [name for name in ("prompt_logprobs", "kv_source") if message.HasField(name)]
     if message.task not in (pb.TASK_UNSPECIFIED, pb.TASK_GENERATE):
         unserved.append("task")

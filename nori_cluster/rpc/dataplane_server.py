@@ -7,6 +7,7 @@ behind loses its stream, and with it its sequences.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from nori_cluster.engine.core import EngineCore
 from nori_cluster.engine.plan import FinishNews, StartNews, StepDeltas
 from nori_cluster.engine.sequence import SequenceRequest
 from nori_cluster.errors import ClientError, ContextLengthExceeded, EngineFailure, NoriError, Overloaded
+from nori_cluster.rpc.cache_events import CacheEventLog
 from nori_cluster.rpc.dataplane_codec import LogprobRows, describe, sequence_request
 from nori_cluster.rpc.engine_thread import EngineThread, Load, News, Submitted
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
@@ -143,6 +145,7 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: grpc.aio.Server | None = None
         self._engine = EngineThread(core, self._from_engine)
+        self.cache_log = CacheEventLog()
         self.draining = False
         self.failure: EngineFailure | None = None
 
@@ -190,6 +193,8 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
         elif isinstance(news, EngineFailure):
             self._fail(news)
         else:
+            if news.cache_events is not None:
+                self.cache_log.append(news.cache_events)
             self._split(news)
 
     def _fail(self, failure: EngineFailure) -> None:
@@ -246,6 +251,17 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
             ),
         )
 
+    async def StreamCacheEvents(
+        self, request: pb.StreamCacheEventsRequest, context: Any
+    ) -> AsyncIterator[pb.StreamCacheEventsResponse]:
+        async for change in self.cache_log.follow(request.after_sequence):
+            yield pb.StreamCacheEventsResponse(
+                sequence=change.sequence,
+                snapshot=change.snapshot,
+                stored_block_hashes=change.stored,
+                removed_block_hashes=change.removed,
+            )
+
     async def Exchange(
         self, requests: AsyncIterator[pb.ExchangeRequest], context: Any
     ) -> AsyncIterator[pb.ExchangeResponse]:
@@ -290,14 +306,17 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
 
     def _submit(self, session: Session, messages: Sequence[pb.SequenceRequest]) -> None:
         requests: list[SequenceRequest] = []
+        families = Counter(message.prompt_group for message in messages)
         for message in messages:
+            several = families[message.prompt_group] > 1
             key = session.key(message.handle)
             try:
                 if self.draining:
                     raise Overloaded("the group is draining", retry_after=1.0)
                 if key in session.live:
                     raise ClientError(f"handle {message.handle} is in use", param="handle")
-                requests.append(sequence_request(message, key, self._spec))
+                siblings = session.key(message.prompt_group) if several else None
+                requests.append(sequence_request(message, key, self._spec, siblings))
             except NoriError as error:
                 session.control(rejection([message.handle], error, draining=self.draining))
             else:

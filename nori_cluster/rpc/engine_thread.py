@@ -37,6 +37,9 @@ class Load(msgspec.Struct, frozen=True):
     tokens_per_second: float = 0.0
     generated_tokens: int = 0
     preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    evictions: int = 0
     pending_since: float | None = None
 
 
@@ -141,4 +144,7 @@ class EngineThread:
             tokens_per_second=(scheduler.generated_tokens - count) / max(now - then, 1.0),
             generated_tokens=scheduler.generated_tokens,
             preemptions=scheduler.preemptions,
+            prefix_queries=scheduler.pool.index.queries,
+            prefix_hits=scheduler.pool.index.hits,
+            evictions=scheduler.pool.evictions,
         )

@@ -117,12 +117,14 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         shapes.refuse_unserved(task)
         sampling = shapes.sampling_from_pb(task.sampling, task.output)
         served = self._service.served(shapes.model_name(task.model))
+        self._service.check_room(served)
         call = GenerationCall(
             model=shapes.model_name(task.model),
             prompts=[await self._prompt(served, task)],
             sampling=sampling,
             request_id=name,
             priority=task.priority,
+            cache_salt=task.cache_salt,
             time_left=context.time_remaining(),
             every_token=task.output.token_ids,
         )

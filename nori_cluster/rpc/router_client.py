@@ -81,6 +81,7 @@ class RouterClient:
         self.connected = False
         self.table: tuple[GroupView, ...] = ()
         self.gateways = 1
+        self.queue_full = False
         self.local_placements = 0
         self._address = address
         self._gateway_id = gateway_id
@@ -90,7 +91,6 @@ class RouterClient:
         self._asked: dict[int, _Asked] = {}
         self._open: dict[int, OpenRequest] = {}
         self._unreachable: frozenset[str] = frozenset()
-        self._last_order_key = 0
         self._local: Router | None = None
         self._outbox = pb.CoordinateRequest()
         self._wake = asyncio.Event()
@@ -236,6 +236,7 @@ class RouterClient:
     def _take_in(self, message: pb.CoordinateResponse) -> None:
         if message.HasField("table"):
             self.gateways = max(1, message.table.gateways)
+            self.queue_full = message.table.queue_full
             self.table = tuple(convert.view_from_pb(view) for view in message.table.groups)
             self._on_table(self.table)
         for placement in message.placements:
@@ -248,7 +249,6 @@ class RouterClient:
         if asked is None:
             return  # cancelled: the Cancel that crossed it releases the reservation
         if isinstance(decision, Placement):
-            self._last_order_key = max(self._last_order_key, decision.order_key)
             place = asked.place
             tokens = place.prompt_tokens + place.candidates * min(place.max_tokens, EXPECTED_OUTPUT)
             self._open[decision.request] = OpenRequest(
@@ -277,8 +277,7 @@ class RouterClient:
             self._refuse_all("the router cannot be reached")
             return
         log.warning("no router at %s: placing by the last table", self._address)
-        order_base = max(self._last_order_key, time.time_ns() // 1000)
-        local = Router(LeastLoaded, order_base=order_base)
+        local = Router(LeastLoaded, order_base=round((time.time() - now) * 1e6))
         own: dict[str, int] = {}
         for item in self._open.values():
             own[item.group_id] = own.get(item.group_id, 0) + item.outstanding_tokens

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import msgspec
 
+from nori_cluster.config import RouterConfig
 from nori_cluster.errors import ClientError
 from nori_cluster.routing import POLICIES
 from nori_cluster.routing.base import GroupState, GroupView, Placement, Refusal
@@ -109,15 +110,15 @@ class _Registration:
 class RouterServer(pb_grpc.RouterServiceServicer):
     """Servicer and owner of the Router. start and stop belong to one loop."""
 
-    def __init__(
-        self, policy: str = "least_loaded", *, times: RouterTimes = RouterTimes(), max_waiting: int = 4096
-    ) -> None:
+    def __init__(self, config: RouterConfig = RouterConfig(), *, times: RouterTimes = RouterTimes()) -> None:
         self.times = times
         self.port = 0
         self._router = Router(
-            POLICIES[policy],
-            max_waiting=max_waiting,
-            order_base=time.time_ns() // 1000,  # larger than any key of an earlier life
+            POLICIES[config.policy],
+            max_waiting=config.max_num_queued_reqs,
+            max_waiting_tokens=config.max_num_queued_tokens,
+            priority_aging=config.priority_aging,
+            order_base=round((time.time() - time.monotonic()) * 1e6),
             settle_until=time.monotonic() + times.settle,
         )
         self._sessions: dict[str, _Session] = {}
@@ -126,6 +127,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         self._dead: dict[str, float] = {}  # groups → since when
         self._stopping = False
         self._told_epoch = 0
+        self._told_full = False
         self._loads_changed = False
         self._loads_told = 0.0
         self._table: pb.Table | None = None
@@ -294,11 +296,11 @@ class RouterServer(pb_grpc.RouterServiceServicer):
             else:
                 session.refusals.append(decision)
             session.wake.set()
-        if self._told_epoch != self._router.table.epoch:
+        if self._told_epoch != self._router.table.epoch or self._told_full != self._router.queue.full:
             self._tell_table()
 
     def _tell_table(self) -> None:
-        self._told_epoch = self._router.table.epoch
+        self._told_epoch, self._told_full = self._router.table.epoch, self._router.queue.full
         self._loads_told, self._loads_changed = time.monotonic(), False
         self._table = None
         for session in self._live():
@@ -311,6 +313,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
                 epoch=self._router.table.epoch,
                 groups=[convert.view_to_pb(view) for view in self._router.views()],
                 gateways=len(self._sessions),
+                queue_full=self._router.queue.full,
             )
         return self._table
 

@@ -4,6 +4,7 @@ import time
 from itertools import cycle
 from typing import Any
 
+import msgspec
 import pytest
 from fakes.backend import Script
 from fakes.gateway import CHAT, COMPLETIONS, USER, FakeGateway, error_of
@@ -382,3 +383,27 @@ async def test_tokenize_and_detokenize() -> None:
     error_of(await gateway.post("/tokenize", {"prompt": "a", "messages": USER}))
     assert error_of(await gateway.post("/detokenize", {"tokens": [VOCAB_SIZE]}))["param"] == "tokens"
     assert (await gateway.post("/detokenize", {"tokens": []})).json() == {"prompt": ""}
+
+
+async def test_priority_and_cache_salt_reach_the_backend() -> None:
+    gateway = FakeGateway()
+    assert (await gateway.complete(priority=-3, cache_salt="tenant-1")).status_code == 200
+    (request,) = gateway.backend.requests
+    assert (request.priority, request.cache_salt) == (-3, "tenant-1")
+    for bad, param in (
+        ({"priority": 1001}, "priority"),
+        ({"cache_salt": "x" * 129}, "cache_salt"),
+        ({"cache_salt": ""}, "cache_salt"),
+    ):
+        assert error_of(await gateway.complete(**bad))["param"] == param
+
+
+async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
+    gateway = FakeGateway()
+    assert gateway.backend.info is not None
+    gateway.backend.info = msgspec.structs.replace(gateway.backend.info, queue_full=True)
+    for reply in (await gateway.complete(prompt="x" * 100_000), await gateway.chat()):
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"]
+        assert reply.json()["error"]["type"] == "overloaded_error"
+    assert not gateway.backend.requests

@@ -546,3 +546,36 @@ def test_the_walk_itself_keeps_groups_within_their_bound() -> None:
             if placed and rng.random() < 0.6:
                 router.finish("gw", Finished(placed.pop(rng.randrange(len(placed)))), 0.0)
                 placed += [d.request for _, d in router.take() if isinstance(d, Placement)]
+
+
+def test_age_outweighs_priority_after_the_aging_time() -> None:
+    """A better priority goes first; a worse one that waited longer than its levels cost goes before it."""
+    router = Router(POLICIES["least_loaded"], priority_aging=10.0)
+    router.register(group("a", slots=1, budget=1), READY, IDLE, 0.0)
+    assert isinstance(decide(router, ask(1)), Placement)
+    while isinstance(decide(router, ask(90 + len(router.table.reservations), prompt=1)), Placement):
+        pass  # fill the group's waiting room
+    for key in router.queue.of_gateway("gw"):
+        router.cancel("gw", key[1], 0.0)
+    for request, priority, now in ((2, 0, 1.0), (3, 1, 2.0), (4, -1, 3.0), (5, 1, 3.5), (6, 0, 12.5)):
+        assert decide(router, ask(request, priority=priority), now=now) is None
+    keys = [waiting.key[1] for waiting in router.queue.of_model("m")]
+    assert keys == [4, 2, 3, 6, 5]  # 3 came 10.5 s before 6: more than its level costs; 5 only 9 s before
+
+
+def test_the_queue_is_bounded_in_tokens_too_and_says_that_it_is_full() -> None:
+    router = Router(POLICIES["least_loaded"], max_waiting=100, max_waiting_tokens=250)
+    router.register(group("a", slots=1, budget=1), READY, IDLE, 0.0)
+    request = 1
+    while isinstance(decide(router, ask(request)), Placement):
+        request += 1
+    assert not router.queue.full
+    assert decide(router, ask(500)) is None
+    refusal = decide(router, ask(501))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is RefusalReason.QUEUE_FULL
+    assert decide(router, ask(502, prompt=50)) is None
+    assert router.queue.tokens == 250
+    assert router.queue.full
+    router.cancel("gw", 500, 1.0)
+    assert not router.queue.full

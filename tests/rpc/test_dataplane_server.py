@@ -5,6 +5,7 @@ import contextlib
 import time
 
 import grpc
+import msgspec
 import pytest
 from engine.walk import alone, make_request, make_spec
 from fakes.executor import FakeExecutor
@@ -13,10 +14,12 @@ from nori_cluster.config import SchedulerConfig
 from nori_cluster.engine.core import EngineCore
 from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.errors import EngineFailure
+from nori_cluster.hashing import extend, hint, root
 from nori_cluster.rpc.dataplane_server import DataplaneServer
 from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2, sampling_pb2
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2_grpc as pb_grpc
+from nori_cluster.types import pack
 
 pytestmark = pytest.mark.unit
 
@@ -75,6 +78,7 @@ class Gateway:
         self.accepted: list[int] = []
         self.rejections: list[pb.Rejection] = []
         self.starts: list[int] = []
+        self.cached: dict[int, int] = {}
 
     async def __aenter__(self) -> "Gateway":
         await self.send(hello=pb.Hello(gateway_id="t", gateway_incarnation=1))
@@ -105,6 +109,7 @@ class Gateway:
                 self.rejections.append(message.rejection)
             output = message.step_output
             self.starts += [start.handle for start in output.starts]
+            self.cached |= {start.handle: start.cached_tokens for start in output.starts}
             for handle, token in zip(output.handles, output.token_ids, strict=True):
                 assert handle not in self.finishes
                 self.tokens.setdefault(handle, []).append(token)
@@ -170,7 +175,7 @@ async def test_a_lost_stream_aborts_its_sequences_only(group: Group) -> None:
         (sequence(1, []), pb.REJECTION_REASON_INVALID, "empty"),
         (sequence(1, [61]), pb.REJECTION_REASON_INVALID, "out of the vocabulary"),
         (sequence(1, [1] * 200), pb.REJECTION_REASON_TOO_LONG, "maximum context length"),
-        (sequence(1, [1], cache_salt=b"x"), pb.REJECTION_REASON_INVALID, "cache_salt"),
+        (sequence(1, [1], adapter="x"), pb.REJECTION_REASON_INVALID, "adapter"),
         (sequence(1, [1], resumed_tokens=1), pb.REJECTION_REASON_INVALID, "resumed_tokens"),
         (sequence(1, [1], max_tokens=0), pb.REJECTION_REASON_INVALID, "nothing to generate"),
     ],
@@ -222,3 +227,61 @@ async def test_a_deadline_ends_with_its_reason(group: Group) -> None:
         await gateway.until(lambda: gateway.finishes)
         assert gateway.finishes[1].reason == generation_pb2.FINISH_REASON_CANCELLED
         assert "time ran out" in gateway.finishes[1].error_message
+
+
+async def test_cached_tokens_are_reported_and_salts_and_siblings_kept_apart(group: Group) -> None:
+    prompt = list(range(5, 38))  # four full blocks of 8, and one token
+    async with Gateway(group.address) as gateway:
+        for handle in (1, 2):
+            await gateway.submit(sequence(handle, prompt, max_tokens=2))
+            await gateway.until(lambda handle=handle: handle in gateway.finishes)
+        await gateway.submit(sequence(3, prompt, max_tokens=2, cache_salt=b"other"))
+        await gateway.until(lambda: 3 in gateway.finishes)
+        assert gateway.cached == {1: 0, 2: 32, 3: 0}
+        assert gateway.tokens[1] == gateway.tokens[2] == gateway.tokens[3]
+    load = group.server.load
+    assert (load.prefix_queries, load.prefix_hits) == (99, 32)
+
+
+async def test_siblings_share_blocks_without_a_prefix_cache(group: Group) -> None:
+    group.scheduler.config = msgspec.structs.replace(group.scheduler.config, enable_prefix_caching=False)
+    group.scheduler.pool._keep = False
+    prompt = list(range(5, 38))
+    async with Gateway(group.address) as gateway:
+        for first in (1, 11):
+            family = [sequence(first + i, prompt, max_tokens=2, prompt_group=first, candidate=i) for i in range(3)]
+            await gateway.submit(*family)
+            await gateway.until(lambda first=first: {first, first + 1, first + 2} <= gateway.finishes.keys())
+        assert gateway.cached == {1: 0, 2: 32, 3: 32, 11: 0, 12: 32, 13: 32}
+
+
+async def test_cache_events_snapshot_then_changes(group: Group) -> None:
+    prompt = list(range(5, 38))
+    want, parent = [], root()
+    for block in range(4):
+        parent = extend(parent, pack(prompt[block * 8 : block * 8 + 8]))
+        want.append(hint(parent))
+    async with Gateway(group.address) as gateway, grpc.aio.insecure_channel(group.address) as channel:
+        stub = pb_grpc.WorkerGroupServiceStub(channel)
+        follow = stub.StreamCacheEvents(pb.StreamCacheEventsRequest())
+        empty = await asyncio.wait_for(follow.read(), 5)
+        assert (empty.snapshot, list(empty.stored_block_hashes)) == (True, [])
+        await gateway.submit(sequence(1, prompt, max_tokens=2))
+        await gateway.until(lambda: gateway.finishes)
+        stored: list[int] = []
+        while len(stored) < 4:
+            change = await asyncio.wait_for(follow.read(), 5)
+            assert not change.snapshot
+            stored += change.stored_block_hashes
+        assert stored == want
+        late = stub.StreamCacheEvents(pb.StreamCacheEventsRequest())
+        snapshot = await asyncio.wait_for(late.read(), 5)
+        assert snapshot.snapshot
+        assert set(snapshot.stored_block_hashes) == set(want)
+        resumed = stub.StreamCacheEvents(pb.StreamCacheEventsRequest(after_sequence=snapshot.sequence))
+        await gateway.submit(sequence(2, list(range(40, 49)), max_tokens=1))
+        await gateway.until(lambda: 2 in gateway.finishes)
+        change = await asyncio.wait_for(resumed.read(), 5)
+        assert (change.snapshot, change.sequence, len(change.stored_block_hashes)) == (False, snapshot.sequence + 1, 1)
+        for call in (follow, late, resumed):
+            call.cancel()

@@ -137,7 +137,8 @@ async def test_stop_token_id_and_logprobs() -> None:
         ({"tool_config": {"functions": [{"name": "f"}]}}, "task.tool_config"),
         ({"output": {"prompt_logprobs": 0}}, "task.output.prompt_logprobs"),
         ({"output": {"echo_prompt": True}}, "task.output.echo_prompt"),
-        ({"cache_salt": "x"}, "task.cache_salt"),
+        ({"cache_salt": "x" * 129}, "cache_salt"),
+        ({"priority": 5000}, "priority"),
         ({"request_id": "x" * 129}, "task.request_id"),
         ({"text": ""}, "task.prompt"),
         ({"conversation": {}}, "task.conversation.messages"),
@@ -169,7 +170,7 @@ async def test_errors_carry_code_reason_field_and_retry_delay() -> None:
         assert error.param == "task.model"
         long = pb.GenerateRequest(task=task(tokens={"ids": [5] * 100_000}, text=None))
         assert type(await client.error(client.stub.Generate(long))) is ContextLengthExceeded
-        planned = pb.GenerateRequest(task=task(cache_salt="x"))
+        planned = pb.GenerateRequest(task=task(output={"echo_prompt": True}))
         assert type(await client.error(client.stub.Generate(planned))) is UnsupportedParameter
         client.service.drain()
         error = await client.error(client.stub.Generate(pb.GenerateRequest(task=task())))

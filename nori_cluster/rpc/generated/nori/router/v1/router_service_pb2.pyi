@@ -89,7 +89,7 @@ class GroupRegistration(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., group_incarnation: _Optional[int] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., hash_seed: _Optional[int] = ..., numerics_id: _Optional[str] = ..., max_batched_tokens: _Optional[int] = ...) -> None: ...
 
 class GroupReport(_message.Message):
-    __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_kv_blocks", "tokens_per_second", "generated_tokens")
+    __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_kv_blocks", "tokens_per_second", "generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "prefix_cache_evictions", "preemptions")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,10 @@ class GroupReport(_message.Message):
     FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     step: int
     running_sequences: int
     waiting_sequences: int
@@ -104,7 +108,11 @@ class GroupReport(_message.Message):
     free_kv_blocks: int
     tokens_per_second: float
     generated_tokens: int
-    def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    prefix_cache_evictions: int
+    preemptions: int
+    def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., prefix_cache_evictions: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class CoordinateRequest(_message.Message):
     __slots__ = ("hello", "places", "cancels", "finished", "reach")
@@ -259,14 +267,16 @@ class Finished(_message.Message):
     def __init__(self, request: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("epoch", "groups", "gateways")
+    __slots__ = ("epoch", "groups", "gateways", "queue_full")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FULL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupView]
     gateways: int
-    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., gateways: _Optional[int] = ...) -> None: ...
+    queue_full: bool
+    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., gateways: _Optional[int] = ..., queue_full: _Optional[bool] = ...) -> None: ...
 
 class GroupView(_message.Message):
     __slots__ = ("group_id", "model", "address", "state", "outstanding_tokens", "kv_block_tokens", "hash_seed", "numerics_id", "max_context_tokens", "report", "group_incarnation", "max_running_sequences", "max_batched_tokens", "kv_blocks")
