@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: help run test check check-fast types bench clean protos venv
+.PHONY: help run test check check-fast types bench bench-host long-walk clean protos venv
 .DEFAULT_GOAL := help
 
 help:
@@ -14,7 +14,8 @@ help:
 	@echo 'make test        all checks and tests'
 	@echo 'make check       format, lint, types, architecture, protos'
 	@echo 'make check-fast  format, lint, architecture'
-	@echo 'make bench       host cost of the engine without a model (`nori bench`, with clients, is planned)'
+	@echo 'make bench-host  host cost of the engine without a model (`nori bench`, with clients, is planned)'
+	@echo 'make long-walk   a million steps of the engine'"'"'s random walk'
 	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
 	@echo 'make clean       remove caches and build outputs (the environment stays: rm -rf $(VENV))'
 
@@ -50,8 +51,13 @@ check-fast: $(VENV)/installed-dev
 	$(BIN)/ruff check --quiet .
 	$(PYTEST) tests/test_architecture.py
 
-bench: $(VENV)/installed-dev
-	$(BIN)/python scripts/bench_engine.py $(ARGS)
+bench: bench-host
+
+bench-host: $(VENV)/installed-dev
+	$(BIN)/python scripts/bench_host.py $(ARGS)
+
+long-walk: $(VENV)/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m engine.long_walk $(ARGS)
 
 protos: $(VENV)/installed-dev
 	$(BIN)/python scripts/gen_protos.py

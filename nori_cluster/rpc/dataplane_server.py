@@ -82,12 +82,17 @@ class Session:
         if self.failure is not None:
             raise self.failure
         messages, self._control = self._control, []
+        output = self.take_step_output()
+        if output is not None:
+            messages.append(pb.ExchangeResponse(step_output=output))
+        return messages
+
+    def take_step_output(self) -> pb.StepOutput | None:
+        """All unsent news of steps in one message."""
         deltas, self._deltas = self._deltas, []
         news, self._news = self._news, []
         self._unsent = 0
-        if deltas:
-            messages.append(pb.ExchangeResponse(step_output=_step_output(deltas, news)))
-        return messages
+        return _step_output(deltas, news) if deltas else None
 
 
 def _handles(keys: NDArray[np.int64]) -> list[int]:

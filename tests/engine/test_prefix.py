@@ -162,4 +162,4 @@ def test_a_preempted_sequence_finds_its_blocks_again() -> None:
         for request in requests:
             assert outputs[request.key] == alone(request, core.scheduler.spec)
         computed[keep] = core.executor.computed_tokens - 3 * 105
-    assert computed[True] < computed[False] / 2, "most of what a preempted sequence needs was still cached"
+    assert computed[True] <= computed[False] / 2, "most of what a preempted sequence needs was still cached"

@@ -64,6 +64,7 @@ class Walk:
         self.ended: dict[int, FinishReason] = {}
         self.cut: set[int] = set()  # aborted or with a deadline: a prefix is all we expect
         self.refused = 0
+        self.steps = 0
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -119,6 +120,7 @@ class Walk:
         self.requests[key], self.outputs[key] = request, []
 
     def step(self) -> None:
+        self.steps += 1
         self.now += self.rng.random()
         deltas = self.core.step(self.now)
         self.scheduler.check()
