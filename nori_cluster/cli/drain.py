@@ -28,7 +28,7 @@ def drain(
 ) -> None:
     """Let a group finish its running requests and take no more.
 
-    Example: nori drain group-0 --grace 10
+    Example: nori drain smollm2-135m-0 --grace 10
     """
     with connect(admin) as client:
         operation = client.drain(group, grace)

@@ -39,7 +39,6 @@ MetricsPort = Annotated[
     typer.Option("--metrics-port", help="Prometheus metrics.", show_default="9090", rich_help_panel=PORTS),
 ]
 Admin = Annotated[str, typer.Option("--admin", help="Address of the cluster's admin service.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 PrefixCaching = Annotated[
     bool | None,
     typer.Option(
@@ -87,3 +86,4 @@ PriorityAging = Annotated[
         rich_help_panel=SCHEDULING,
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

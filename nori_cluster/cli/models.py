@@ -62,6 +62,7 @@ def convert(
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.", show_default="the file's own")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Write a GGUF file as an ordinary checkpoint: config.json, tokenizer.json, safetensors."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -72,7 +73,7 @@ def convert(
         made.mkdir()
         convert_gguf(file, made, dtype=dtype, progress=Bars(NOTES))
         made.replace(out)  # whole or not at all
-    typer.echo(str(out))
+    typer.echo(json.dumps({"file": str(file), "folder": str(out)}) if as_json else str(out))
 
 
 @app.command("verify")

@@ -6,7 +6,7 @@ Fields are the flags with underscores (vLLM's names); flags win over the file, t
 import difflib
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import yaml
@@ -29,6 +29,9 @@ from nori_cluster.errors import ConfigError
 SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
 FACTORS = {"": 1, **{s: 1000**p for p, s in enumerate("kmgt", 1)}, **{s: 1024**p for p, s in enumerate("KMGT", 1)}}
 SIZES = ("max_model_len", "max_num_batched_tokens", "max_num_queued_tokens", "kv_cache_memory_bytes")
+POSITIVE = (*SIZES, "tensor_parallel_size", "replicas", "block_size", "max_num_seqs", "num_gpu_blocks_override")
+LONGEST_DRAIN = 86400.0  # seconds
+API_KEY = re.compile(r"[!-~]+")  # what a header carries unchanged
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,7 +107,8 @@ def resolve_options(flags: dict[str, Any], file: Path | None) -> ServeOptions:
     try:
         return msgspec.convert(merged, ServeOptions)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{file or 'flags'}: {error}") from error
+        choices = f"; choose one of {', '.join(get_args(Dtype))}" if str(error).endswith("`$.dtype`") else ""
+        raise ConfigError(f"{file or 'flags'}: {error}{choices}") from error
 
 
 def ports(options: ServeOptions) -> Ports:
@@ -125,6 +129,14 @@ def ports(options: ServeOptions) -> Ports:
         if port and port in taken:
             raise ConfigError(f"{taken[port]} and {flag} are both {port}")
         taken[port] = flag
+    last = options.data_plane_port + options.replicas - 1
+    if options.data_plane_port and last > 65535:
+        raise ConfigError(
+            f"--data-plane-port {options.data_plane_port}: {options.replicas} groups need ports to {last}"
+        )
+    for port, flag in taken.items():
+        if options.data_plane_port and options.data_plane_port < port <= last:
+            raise ConfigError(f"{flag} {port} is also the data plane's: {options.data_plane_port} to {last}")
     return chosen
 
 
@@ -140,19 +152,39 @@ def read_chat_template(value: str | None) -> str | None:
         ) from error
 
 
-def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
-    """The configuration of one machine that serves the checkpoint in `folder`."""
-    for name in ("tensor_parallel_size", "replicas", "block_size"):
-        if getattr(options, name) < 1:
+def check_values(options: ServeOptions) -> None:
+    """Raises ConfigError for what no machine could serve."""
+    for name in POSITIVE:
+        value = getattr(options, name)
+        if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
-    for name in ("max_num_queued_reqs", "max_num_queued_tokens", "priority_aging"):
+    for name in ("max_num_queued_reqs", "priority_aging"):
         value = getattr(options, name)
         if value is not None and value < 0:
             raise ConfigError(f"--{name.replace('_', '-')} must not be negative")
     if not 0 < options.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
+    if not 0 <= options.drain_timeout <= LONGEST_DRAIN:
+        raise ConfigError(f"--drain-timeout must lie between 0 and {LONGEST_DRAIN:.0f} seconds")
     if options.device not in DEVICES:
         raise ConfigError(f"--device {options.device!r} is unknown; choose one of {', '.join(DEVICES)}")
+    if options.served_model_name == "":
+        raise ConfigError("--served-model-name is empty")
+
+
+def api_key(options: ServeOptions) -> str | None:
+    """The flag's or the environment's. An empty flag (an unset shell variable) is refused: it would mean no key."""
+    key = env.api_key() if options.api_key is None else options.api_key
+    if key is not None and not API_KEY.fullmatch(key):
+        raise ConfigError(
+            "the API key must be printable ASCII without spaces, and not empty (--api-key, $NORI_API_KEY)"
+        )
+    return key
+
+
+def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
+    """The configuration of one machine that serves the checkpoint in `folder`."""
+    check_values(options)
     group = GroupConfig(
         model=ModelConfig(
             name=options.served_model_name or options.model,
@@ -186,5 +218,5 @@ def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
         ports=ports(options),
         drain_timeout=options.drain_timeout,
         chat_template=read_chat_template(options.chat_template),
-        api_key=options.api_key or env.api_key(),
+        api_key=api_key(options),
     )

@@ -5,9 +5,12 @@ import heapq
 from nori_cluster.engine.sequence import Sequence
 from nori_cluster.errors import Overloaded
 
+_STALE = 64  # entries of sequences that left, always tolerated
+
 
 class WaitingQueue:
-    """A heap by `order`. Removal is lazy: entries whose sequence left are skipped when they surface."""
+    """A heap by `order`. Removal is lazy: entries whose sequence left are skipped when they surface, and swept out
+    when they outnumber the rest."""
 
     def __init__(self, max_requests: int) -> None:
         self.max_requests = max_requests
@@ -56,9 +59,13 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         del self._members[sequence.request.key]
         self.tokens -= sequence.waiting_tokens
+        if len(self._heap) > 2 * len(self._members) + _STALE:
+            self._heap = [(waiting.order, waiting) for waiting in self._members.values()]
+            heapq.heapify(self._heap)
 
     def check(self) -> None:
         assert self.tokens == sum(s.waiting_tokens for s in self._members.values())
         assert not self._deferred
+        assert len(self._heap) <= 2 * len(self._members) + _STALE, "the heap keeps those that left"
         in_heap = {id(s) for _, s in self._heap}
         assert all(id(s) in in_heap and s.slot == -1 for s in self._members.values())

@@ -47,7 +47,7 @@ class Scheduler:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._releasing: list[int] = []  # slots whose sequence ended while a plan in flight names them
         self._drops: list[int] = []  # slots the workers may forget
-        self._deadlines: list[tuple[float, int]] = []  # sorted
+        self._deadlines: list[tuple[float, int]] = []  # of all that have not ended, sorted
         self._in_flight: deque[InFlight] = deque()
         self._news: list[FinishNews] = []
         self._step = 0
@@ -304,7 +304,10 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, news: FinishNews) -> None:
         """The sequence is over: exactly one FinishNews, wherever it was."""
-        del self._sequences[sequence.request.key]
+        request = sequence.request
+        del self._sequences[request.key]
+        if request.deadline is not None:
+            self._deadlines.remove((request.deadline, request.key))
         if sequence.slot < 0:
             self.waiting.remove(sequence)
         else:
@@ -338,10 +341,8 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, key = self._deadlines.pop(0)
-            sequence = self._sequences.get(key)
-            if sequence is not None and sequence.request.deadline == deadline:
-                self._end(sequence, FinishNews(key, FinishReason.CANCELLED, error=_DEADLINE))
+            key = self._deadlines[0][1]
+            self._end(self._sequences[key], FinishNews(key, FinishReason.CANCELLED, error=_DEADLINE))
 
     def _index(self) -> None:
         self._slots = np.array([s.slot for s in self._running], dtype=np.int32)
@@ -358,6 +359,7 @@ class Scheduler:
         assert everywhere == list(range(self.config.max_num_seqs)), "slots are not bijective"
         assert np.flatnonzero(columns.alive).tolist() == sorted(running)
         assert len(self._sequences) == len(running) + len(self.waiting)
+        assert {key for _, key in self._deadlines} <= self._sequences.keys()
         for sequence in self._running:
             assert columns.keys[sequence.slot] == sequence.request.key and sequence.tokens is None
         live = self._slots

@@ -36,7 +36,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, layer: int, rotation: Rotation, backend: AttentionBackend, plan: Any
     ) -> torch.Tensor:
-        mixed = self.qkv(x).contiguous().unflatten(-1, (-1, self.head_dim))  # [T, heads + 2 · kv heads, dim]
+        mixed = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # [T, heads + 2 · kv heads, dim]
         turning = self.heads + self.kv_heads
         turned = rotation.apply(mixed[:, :turning])
         q, k = turned[:, : self.heads], turned[:, self.heads :]

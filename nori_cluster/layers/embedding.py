@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import embedding
 
 from nori_cluster.layers.shard import LayerContext, Shard
-from nori_cluster.quant.none import product
+from nori_cluster.quant.none import Unquantized
 
 
 class VocabEmbedding(nn.Module):
@@ -41,6 +41,10 @@ class VocabEmbedding(nn.Module):
 class VocabHead(VocabEmbedding):
     """[n, hidden] → float32 logits [n, vocab] on rank 0, None elsewhere. May share its weight with the embedding."""
 
+    def __init__(self, vocab: int, hidden: int, context: LayerContext) -> None:
+        super().__init__(vocab, hidden, context)
+        self.quant = Unquantized()  # heads keep their precision whatever the layers do
+
     def forward(self, x: torch.Tensor) -> torch.Tensor | None:  # type: ignore[override]
-        logits = self.group.gather(product(x, self.weight))
+        logits = self.group.gather(self.quant.apply(self, x))
         return None if logits is None else logits[:, : self.vocab].float().contiguous()

@@ -18,4 +18,4 @@ class QuantMethod(Protocol):
         """All parameters are filled: repack them if that pays."""
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """[n, columns] → [n, rows], without bias. The result may be a view of transposed memory."""
+        """[n, columns] → [n, rows], without bias."""

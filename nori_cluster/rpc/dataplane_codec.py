@@ -46,6 +46,10 @@ def sequence_request(
     for name in ("stop_token_ids", "logit_bias"):
         if any(token >= spec.vocab_size for token in getattr(sampling, name)):
             raise ClientError(f"{name} holds an id out of the vocabulary of {spec.vocab_size}", param=name)
+    if message.top_logprobs > spec.vocab_size:
+        raise ClientError(
+            f"top_logprobs {message.top_logprobs} exceeds the vocabulary of {spec.vocab_size}", param="top_logprobs"
+        )
     time_left = message.time_left.ToNanoseconds() / 1e9 if message.HasField("time_left") else None
     return SequenceRequest(
         key=key,

@@ -1,5 +1,6 @@
 """The `nori` command itself: help, exit codes, what it must not import."""
 
+import json
 import subprocess
 import sys
 
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.unit
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     assert capsys.readouterr().out == __version__ + "\n"
+    assert main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": __version__}
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,3 +139,18 @@ def test_finish_names_the_stop_id_of_the_request_only() -> None:
     assert ids == free[: free.index(stop) + 1]
     assert finishes[0].matched_token_id == stop
     assert np.array_equal(core.scheduler.pool._references, np.zeros(40))
+
+
+def test_what_left_leaves_nothing_behind() -> None:
+    """Clients come and go while every slot is taken: neither the queue nor the deadlines keep its sequences."""
+    core = make_core(seqs=1, waiting=4)
+    core.submit(make_request(0, [7] * 8, max_tokens=50, ignore_eos=True), 0.0)
+    core.step(0.0)
+    for key in range(1, 1000):
+        core.submit(make_request(key, [7] * 8, order_key=key, deadline=1e6), 0.0)
+        core.abort(key)
+        core.scheduler.check()
+    assert len(core.scheduler.waiting._heap) < 100
+    assert not core.scheduler._deadlines
+    _, ends = drain(core)
+    assert ends[0] is FinishReason.LENGTH and len(ends) == 1000

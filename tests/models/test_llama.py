@@ -18,6 +18,7 @@ from nori_cluster.layers.shard import LayerContext
 from nori_cluster.models.decoder import Decoder
 from nori_cluster.models.llama import Llama
 from nori_cluster.quant import QUANT
+from nori_cluster.quant.none import Unquantized
 from nori_cluster.worker.worker import Worker
 
 pytestmark = pytest.mark.contract
@@ -154,13 +155,15 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("quirk", MUTATIONS)
-def test_each_quirk_matters(tmp_path: Path, quirk: str) -> None:
+def test_each_quirk_matters(tmp_path: Path, quirk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Switching it off exceeds a hundred times the tolerance, so the tests above would notice."""
+    monkeypatch.setattr(Unquantized, "after_load", lambda self, layer: None)  # weights stay where they can be changed
     settings, mutate = MUTATIONS[quirk]
     folder = make_tiny_llama(tmp_path / "m", **settings)
     worker = load_worker(group_config(folder))
     tokens = prompt(120, 384)
     expected = reference_logits(folder, tokens)
+    assert relative_error(sequence_logits(worker, tokens), expected) < TOLERANCE
     with torch.inference_mode():
         mutate(worker)
     assert relative_error(sequence_logits(worker, tokens), expected) > 100 * TOLERANCE

@@ -177,6 +177,7 @@ async def test_a_lost_stream_aborts_its_sequences_only(group: Group) -> None:
         (sequence(1, [1] * 200), pb.REJECTION_REASON_TOO_LONG, "maximum context length"),
         (sequence(1, [1], adapter="x"), pb.REJECTION_REASON_INVALID, "adapter"),
         (sequence(1, [1], resumed_tokens=1), pb.REJECTION_REASON_INVALID, "resumed_tokens"),
+        (sequence(1, [1], top_logprobs=1 << 31), pb.REJECTION_REASON_INVALID, "top_logprobs"),
         (sequence(1, [1], max_tokens=0), pb.REJECTION_REASON_INVALID, "nothing to generate"),
     ],
 )
