@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -25,6 +26,8 @@ from nori_cluster.rpc.admin_types import (
 )
 from nori_cluster.rpc.router_server import RouterSnapshot
 from nori_cluster.version import __version__
+
+log = logging.getLogger(__name__)
 
 REMEMBERED_OPERATIONS = 256
 
@@ -113,12 +116,13 @@ class ControllerAdmin:
         seconds = self._pool.config.drain_timeout if grace is None else grace
         name = f"drain-{group}-{next(self._numbers)}"
         operation = self._remember(OperationInfo(name=name, method="DrainWorkerGroup", created=time.time()))
-        task = asyncio.create_task(self._run_drain(name, group, seconds))
+        task = asyncio.create_task(self._run_drain(operation, group, seconds))
         self._drains.add(task)
         task.add_done_callback(self._drains.discard)
         return operation
 
-    async def _run_drain(self, name: str, group: str, seconds: float) -> None:
+    async def _run_drain(self, operation: OperationInfo, group: str, seconds: float) -> None:
+        """The operation ends, whatever becomes of the group."""
         code, message = grpc.StatusCode.OK, ""
         try:
             left = await self._pool.drain(group, seconds)
@@ -127,8 +131,11 @@ class ControllerAdmin:
                 message = f"{left} sequences still run after {seconds:g} s; the group takes no new ones"
         except NoriError as error:
             code, message = grpc.StatusCode[error.grpc_code], error.message
+        except Exception as bug:
+            log.exception("the drain of group %s failed", group)
+            code, message = grpc.StatusCode.INTERNAL, f"{type(bug).__name__}: {bug}"
         ended = structs.replace(
-            self._operations[name],
+            operation,
             done=True,
             progress_percent=100,
             error_code=code.value[0],

@@ -26,8 +26,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from nori_cluster.checkpoint.hf_config import read_config
 from nori_cluster.checkpoint.parallel import validate_parallel
 from nori_cluster.cluster import processes
-from nori_cluster.cluster.controller import Controller, ControllerState, pinned_to_this_node
-from nori_cluster.cluster.reconcile import Phase
+from nori_cluster.cluster.actors import expected, pinned_to_this_node
+from nori_cluster.cluster.controller import Controller, ControllerState
 from nori_cluster.config import ClusterConfig, GatewayConfig, encode
 from nori_cluster.errors import EngineFailure, NoriError
 
@@ -57,7 +57,7 @@ class Cluster:
         self._controller: Any = None
         self._gateway: subprocess.Popen[bytes] | None = None
         self._ray_folder: Path | None = None
-        self._ray_pids: list[int] = []
+        self._ray_pids: list[int] = []  # what ray.init started; theirs are looked up when they end
         self._stopping = threading.Event()
 
     # -- start ------------------------------------------------------------------------------------------------------
@@ -84,6 +84,7 @@ class Cluster:
         self._ray_folder = Path(tempfile.mkdtemp(prefix="nori-ray-"))
         groups = self.config.replicas * (1 + self._size)
         logging.getLogger("ray").setLevel(logging.WARNING)  # its start-up notes say nothing to our users
+        others = set(processes.descendants(os.getpid()))
         try:
             ray.init(
                 address="local",
@@ -97,6 +98,8 @@ class Cluster:
             )
         except Exception as error:
             raise EngineFailure(f"Ray did not start: {error}") from error
+        finally:
+            self._ray_pids = [pid for pid in processes.descendants(os.getpid()) if pid not in others]
 
     def _resolve_parallel(self) -> None:
         """Device, threads and pipeline depth become concrete: all workers share this machine."""
@@ -119,11 +122,7 @@ class Cluster:
         self._resolve_parallel()
         actor = ray.remote(Controller).options(**pinned_to_this_node(), max_concurrency=1000)
         self._controller = actor.remote(self.config)
-        try:
-            router, admin = ray.get(self._controller.start.remote(), timeout=60.0)
-        except (RayError, GetTimeoutError) as error:
-            raise _expected(error) from error
-        self.admin_address = admin
+        router, self.admin_address = self._ask("start", timeout=60.0)
         return str(router)
 
     def _start_gateway(self, router: str) -> None:
@@ -149,13 +148,16 @@ class Cluster:
         )
         assert self._gateway.stdin is not None
         assert self._gateway.stdout is not None
-        self._gateway.stdin.write(encode(config).encode() + b"\n")
-        self._gateway.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: the missing line says so
+            self._gateway.stdin.write(encode(config).encode() + b"\n")
+            self._gateway.stdin.flush()
         line = self._gateway.stdout.readline()
         try:
             listening = msgspec.json.decode(line, type=Listening)
         except msgspec.DecodeError as error:
-            code = self._gateway.wait(STOP_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._gateway.wait(STOP_SECONDS)
+            code = self._gateway.poll()
             raise EngineFailure(f"the gateway did not start (exit code {code}); its last lines say why") from error
         host = self.config.host if ":" not in self.config.host else f"[{self.config.host}]"
         reachable = "127.0.0.1" if host == "0.0.0.0" else host
@@ -175,7 +177,7 @@ class Cluster:
             if state.ready >= wanted:
                 return
             self._check_gateway()
-            ray.get(self._controller.next_state.remote(1.0))
+            self._ask("next_state", 1.0)
         raise EngineFailure(f"no group was ready after {START_SECONDS:.0f} s")
 
     def _wait_until_ready(self) -> None:
@@ -197,11 +199,18 @@ class Cluster:
     # -- run --------------------------------------------------------------------------------------------------------
 
     def state(self) -> ControllerState:
-        try:
-            state: ControllerState = ray.get(self._controller.state.remote(), timeout=30.0)
-        except (RayError, GetTimeoutError) as error:
-            raise _expected(error) from error
+        """EngineFailure when the controller is lost or was stopped."""
+        state: ControllerState = self._ask("state")
         return state
+
+    def _ask(self, method: str, *args: Any, timeout: float = 30.0) -> Any:
+        controller = self._controller
+        if controller is None:
+            raise EngineFailure("the cluster was stopped")
+        try:
+            return ray.get(getattr(controller, method).remote(*args), timeout=timeout)
+        except RayError as error:
+            raise expected(error, "the controller") from error
 
     @property
     def gateway_pid(self) -> int:
@@ -210,7 +219,7 @@ class Cluster:
 
     @property
     def ready_groups(self) -> int:
-        return sum(group.record.phase is Phase.READY for group in self.state().groups)
+        return self.state().ready
 
     def wait(self) -> int:
         """Blocks until `stop`, or until gateway or controller is lost. The exit code: 0, or 1 and a line in the log."""
@@ -240,7 +249,7 @@ class Cluster:
                 ray.get(self._controller.stop.remote(timeout), timeout=timeout + STOP_SECONDS)
             self._controller = None
         if ray.is_initialized():
-            self._ray_pids = processes.descendants(os.getpid())
+            self._ray_pids = processes.families(self._ray_pids)
             ray.shutdown()
         if stubborn := processes.end(self._ray_pids, STOP_SECONDS if timeout else 2.0):
             log.warning("had to kill processes %s", stubborn)
@@ -261,7 +270,8 @@ class Cluster:
         gateway, self._gateway = self._gateway, None
         for pipe in (gateway.stdin, gateway.stdout):
             assert pipe is not None
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):  # what the gateway never read
+                pipe.close()
 
 
 def _ready(url: str) -> bool:
@@ -270,13 +280,3 @@ def _ready(url: str) -> bool:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def _expected(error: Exception) -> NoriError:
-    """The NoriError inside a Ray error, or an EngineFailure that says what it was."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, NoriError):
-        return cause
-    if isinstance(error, GetTimeoutError):
-        return EngineFailure("the controller does not answer")
-    return EngineFailure(f"the controller failed: {cause or error}")

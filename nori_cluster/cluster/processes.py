@@ -33,6 +33,13 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def families(pids: list[int]) -> list[int]:
+    """Those of `pids` that are still our descendants, and all below them."""
+    known = set(pids)
+    roots = [pid for pid in descendants(os.getpid()) if pid in known]
+    return list(dict.fromkeys(roots + [pid for root in roots for pid in descendants(root)]))
+
+
 def is_alive(pid: int) -> bool:
     """A zombie is not: its parent has only not looked yet."""
     try:

@@ -7,14 +7,15 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from nori_cluster.cluster.actors import expected
 from nori_cluster.cluster.engine_process import EngineProcess, EngineStatus
 from nori_cluster.cluster.rank_actor import RankActor
 from nori_cluster.config import GroupConfig
-from nori_cluster.errors import EngineFailure, NoriError
+from nori_cluster.errors import EngineFailure
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +52,15 @@ class WorkerGroup:
 
     async def start(self) -> str:
         """Bring up all processes; returns the data plane's address. NoriError says which process failed and why."""
-        async with asyncio.timeout(self._start_timeout):
-            try:
+        try:
+            async with asyncio.timeout(self._start_timeout):
                 await self._place()
                 await self._join()
                 await self._serve()
-            except RayError as error:
-                raise _cause(error) from error
+        except RayError as error:
+            raise expected(error) from error
+        except TimeoutError:
+            raise EngineFailure(f"{self.group_id} did not start within {self._start_timeout:g} s") from None
         return self.address
 
     async def _place(self) -> None:
@@ -104,18 +107,20 @@ class WorkerGroup:
         return "; ".join(f"{names[task]}: {task.result()}" for task in names if task in done)
 
     async def drain(self, timeout: float) -> int:
-        """Sequences left after at most `timeout` seconds without new ones."""
-        left: int = await self._engine.drain.remote(timeout)
+        """Sequences left after at most `timeout` seconds without new ones. EngineFailure when the group is lost."""
+        try:
+            left: int = await self._engine.drain.remote(timeout)
+        except RayError as error:
+            raise expected(error, "the engine process") from error
         return left
 
     async def stop(self) -> None:
-        """An orderly end of a group that works."""
+        """The orderly part of an end: the group leaves the router's table and hangs up on its ranks. kill follows."""
         with contextlib.suppress(RayError, TimeoutError):
             async with asyncio.timeout(5.0):
                 await self._engine.stop.remote()
-        await self.kill()
 
-    async def kill(self) -> None:
+    def kill(self) -> None:
         """End every process and give the placement group back. Safe in any state."""
         for actor in [self._engine, *self._ranks]:
             if actor is not None:
@@ -129,17 +134,5 @@ async def _ended(reference: Any) -> str:
     try:
         reason = await reference
     except RayError as error:
-        return _cause(error).message
+        return expected(error).message
     return reason or "ended by itself"
-
-
-def _cause(error: RayError) -> NoriError:
-    """The expected error inside a Ray one; anything else names its type."""
-    if isinstance(error, RayTaskError):
-        cause = error.cause if isinstance(error.cause, BaseException) else error
-        if isinstance(cause, NoriError):
-            return cause
-        return EngineFailure(f"{type(cause).__name__}: {cause}")
-    if isinstance(error, ActorDiedError):
-        return EngineFailure(f"the process died ({str(error).splitlines()[-1].strip()})")
-    return EngineFailure(f"{type(error).__name__}: {error}")

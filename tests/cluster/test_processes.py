@@ -42,3 +42,20 @@ def test_a_zombie_counts_as_ended() -> None:
     assert not processes.is_alive(child.pid)
     assert processes.end([child.pid], grace=5.0) == []
     child.wait()
+
+
+def test_a_family_is_what_lies_below_it_and_nobody_else() -> None:
+    """A stop ends what was started for it, not the other children of the process that uses the library."""
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    parent = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    grandchild = int(parent.stdout.readline())
+    try:
+        assert processes.families([parent.pid]) == [parent.pid, grandchild]
+        assert processes.families([os.getppid(), 1]) == [], "not below us: an id used again by others"
+        assert processes.is_alive(bystander.pid)
+    finally:
+        processes.end([parent.pid, grandchild, bystander.pid], grace=0.0)
+        parent.wait(5)
+        bystander.wait(5)
+        parent.stdout.close()

@@ -1,6 +1,8 @@
 """One cluster for the whole session: two groups × TP 2 of a tiny model, real Ray, real sockets, one gateway."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +41,7 @@ def cluster(tiny_folder: Path) -> Iterator[Cluster]:
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256),
         parallel=ParallelConfig(tensor_parallel_size=2, device="cpu", threads=1),
     )
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     before = set(processes.descendants(os.getpid()))
     cluster = Cluster(ClusterConfig(group=group, replicas=2, ports=ANY_PORTS, drain_timeout=10.0))
     cluster.start()
@@ -47,7 +50,11 @@ def cluster(tiny_folder: Path) -> Iterator[Cluster]:
     finally:
         cluster.stop()
         left = [pid for pid in processes.descendants(os.getpid()) if pid not in before and processes.is_alive(pid)]
+        spared = bystander.poll() is None
+        bystander.kill()
+        bystander.wait()
         assert not left, "processes outlived the cluster"
+        assert spared, "the stop ended a process that is not the cluster's"
 
 
 @pytest.fixture

@@ -1,0 +1,127 @@
+"""The controller's hold on the router: started, watched, and started again on its port when it is lost.
+
+Groups and gateways come back to a new router by themselves.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError
+
+from nori_cluster.cluster.actors import expected, pinned_to_this_node
+from nori_cluster.cluster.router_actor import RouterActor
+from nori_cluster.config import RouterConfig
+from nori_cluster.errors import EngineFailure, NoriError
+from nori_cluster.rpc.router_server import RouterSnapshot
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 0.5  # between two looks
+SILENT_SECONDS = 10.0  # a router that does not answer for so long is replaced
+START_SECONDS = 60.0
+
+
+class Router(Protocol):
+    """A router process, not yet started. Every call raises a NoriError when the process is lost."""
+
+    async def start(self, host: str, port: int) -> int:
+        """Serve; returns the bound port."""
+
+    async def snapshot(self) -> RouterSnapshot: ...
+
+    async def set_draining(self, group_id: str, draining: bool) -> bool: ...
+
+    def kill(self) -> None: ...
+
+
+class RouterProcess:
+    """A Router in a Ray actor on this node."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        actor = ray.remote(RouterActor).options(**pinned_to_this_node(), max_concurrency=100)
+        self._actor: Any = actor.remote(config)
+
+    async def start(self, host: str, port: int) -> int:
+        bound: int = await _answer(self._actor.start.remote(host, port))
+        return bound
+
+    async def snapshot(self) -> RouterSnapshot:
+        snapshot: RouterSnapshot = await _answer(self._actor.snapshot.remote())
+        return snapshot
+
+    async def set_draining(self, group_id: str, draining: bool) -> bool:
+        found: bool = await _answer(self._actor.set_draining.remote(group_id, draining))
+        return found
+
+    def kill(self) -> None:
+        ray.kill(self._actor, no_restart=True)
+
+
+async def _answer(reference: Any) -> Any:
+    try:
+        return await reference
+    except RayError as error:
+        raise expected(error, "the router") from error
+
+
+class RouterKeeper:
+    """start, then keep for as long as the cluster lives. spawn: a new Router."""
+
+    def __init__(self, spawn: Callable[[], Router], host: str, port: int) -> None:
+        self._spawn = spawn
+        self._host = host
+        self._port = port
+        self._router: Router | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port; the same for every router that follows the first."""
+        return f"{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """NoriError when it cannot be started."""
+        router = self._spawn()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                self._port = await router.start(self._host, self._port)
+        except TimeoutError:
+            router.kill()
+            raise EngineFailure(f"the router did not start within {START_SECONDS:g} s") from None
+        except NoriError:
+            router.kill()
+            raise
+        self._router = router
+
+    async def keep(self) -> None:
+        """Until cancelled: replace a router that is lost, as often as it takes."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            try:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    await self.snapshot()
+            except (NoriError, TimeoutError) as error:
+                log.error("the router is lost, starting another: %s", str(error) or "it does not answer")
+                self.kill()
+                try:
+                    await self.start()
+                except NoriError as failure:
+                    log.error("no router: %s", failure)
+
+    async def snapshot(self) -> RouterSnapshot:
+        return await self._running().snapshot()
+
+    async def set_draining(self, group_id: str, draining: bool) -> bool:
+        return await self._running().set_draining(group_id, draining)
+
+    def kill(self) -> None:
+        if self._router is not None:
+            self._router.kill()
+            self._router = None
+
+    def _running(self) -> Router:
+        if self._router is None:
+            raise EngineFailure("the router is lost and another one starts")
+        return self._router

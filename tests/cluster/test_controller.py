@@ -1,0 +1,337 @@
+"""The controller around fake groups and a fake router: what it does when any of them fails, and how it ends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fakes.cluster import until
+
+from nori_cluster.cluster import reconcile, router_keeper
+from nori_cluster.cluster.admin_backend import REMEMBERED_OPERATIONS, ControllerAdmin
+from nori_cluster.cluster.controller import Controller
+from nori_cluster.cluster.reconcile import Phase
+from nori_cluster.config import ClusterConfig, GroupConfig, ModelConfig, Ports
+from nori_cluster.errors import CheckpointError, ConfigError, EngineFailure, NoriError, NotFound, Overloaded
+from nori_cluster.routing.base import GroupRegistration, GroupReport, GroupState, GroupView
+from nori_cluster.rpc.admin_types import OperationInfo
+from nori_cluster.rpc.router_server import GatewayStatus, GroupStatus, RouterSnapshot
+
+pytestmark = pytest.mark.unit
+
+PORTS = Ports(http=0, grpc=0, router=0, dataplane=0, admin=0, metrics=0)
+
+
+class FakeRouter:
+    """A router process in memory. World.port_taken: no router can start."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.dead = self.hangs = False
+        world.routers.append(self)
+
+    async def start(self, host: str, port: int) -> int:
+        if self.world.port_taken:
+            raise EngineFailure("RuntimeError: the port is taken")
+        return port or 4000 + len(self.world.routers)
+
+    async def snapshot(self) -> RouterSnapshot:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.dead:
+            raise EngineFailure("the router died")
+        groups = tuple(GroupStatus(view=v, reserved_requests=0, silent_for=0.0) for v in self.world.views)
+        gateways = (GatewayStatus(gateway_id="gw", open_requests=2, connected=True, silent_for=1.0),)
+        return RouterSnapshot(epoch=1, groups=groups, gateways=gateways, waiting=0)
+
+    async def set_draining(self, group_id: str, draining: bool) -> bool:
+        await self.snapshot()
+        self.world.journal.append(f"router drains {group_id}")
+        return True
+
+    def kill(self) -> None:
+        self.dead = True
+        self.world.journal.append("router killed")
+
+
+class FakeGroup:
+    """One incarnation. World.failures: name → what its next starts raise; World.slow: names that never come up."""
+
+    def __init__(self, world: "World", name: str, incarnation: int, **rest: Any) -> None:
+        self.world, self.name, self.incarnation = world, name, incarnation
+        self.address = self.host = ""
+        self.engine_pid, self.created = 0, 1.5
+        self.pids: list[int] = []
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.drains: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.rest = rest
+        world.made.append(self)
+
+    async def start(self) -> str:
+        if failures := self.world.failures.get(self.name):
+            raise failures.pop(0)
+        if self.name in self.world.slow:
+            await asyncio.Event().wait()
+        self.address, self.engine_pid, self.pids = f"h:{self.incarnation}", 10, [11, 12]
+        return self.address
+
+    async def watch(self) -> str:
+        return await self.lost
+
+    async def drain(self, timeout: float) -> int:
+        self.world.journal.append(f"drain {self.name}")
+        if timeout < 1.0:
+            return 3
+        return await self.drains
+
+    async def stop(self) -> None:
+        self.world.journal.append(f"stop {self.name}")
+        await asyncio.sleep(0)
+        if not self.lost.done():
+            self.lost.set_result("rank 0: ended by itself")
+
+    def kill(self) -> None:
+        self.world.journal.append(f"kill {self.name}")
+        if self.world.kill_fails:
+            raise ValueError("Ray is odd today")
+
+    def die(self, reason: str = "rank 1: the process died") -> None:
+        if not self.drains.done():
+            self.drains.set_exception(EngineFailure("the engine process died"))
+        self.lost.set_result(reason)
+
+
+class World:
+    def __init__(self) -> None:
+        self.journal: list[str] = []
+        self.routers: list[FakeRouter] = []
+        self.made: list[FakeGroup] = []
+        self.failures: dict[str, list[BaseException]] = {}
+        self.slow: set[str] = set()
+        self.views: list[GroupView] = []
+        self.port_taken = self.kill_fails = False
+
+    def newest(self, name: str) -> FakeGroup:
+        return [group for group in self.made if group.name == name][-1]
+
+
+@asynccontextmanager
+async def controller(world: World, *, wait: bool = True) -> AsyncIterator[Controller]:
+    config = ClusterConfig(group=GroupConfig(model=ModelConfig(name="m", path="/m")), replicas=2, ports=PORTS)
+
+    def make_group(name: str, incarnation: int, config: GroupConfig, **rest: Any) -> Any:
+        return FakeGroup(world, name, incarnation, **rest)
+
+    made = Controller(config, make_group, lambda config: FakeRouter(world))
+    try:
+        await made.start()
+        if wait:
+            await until(ready(made, 2))
+        yield made
+    finally:
+        await made.stop(0.0)
+
+
+def ready(made: Controller, count: int) -> Callable[[], bool]:
+    return lambda: sum(record.phase is Phase.READY for record in made.records.values()) == count
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(router_keeper, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(router_keeper, "SILENT_SECONDS", 0.1)
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_group_is_killed_whole_and_replaced() -> None:
+    world = World()
+    async with controller(world) as made:
+        world.newest("m-1").die("rank 1: the process died")
+        await until(lambda: world.newest("m-1").incarnation == 2)
+        await until(ready(made, 2))
+        assert world.journal == ["kill m-1"]
+        assert made.records["m-1"].last_failure == "rank 1: the process died"
+        assert made.records["m-0"].incarnation == 1
+        assert (await made.state()).first_error is None, "it had started: launch need not give up"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (CheckpointError("model.safetensors: cut off"), CheckpointError, "^model.safetensors: cut off$"),
+        (TimeoutError(), EngineFailure, "m-1 did not start: TimeoutError"),
+        (ValueError("odd"), EngineFailure, "m-1 did not start: odd"),
+    ],
+)
+async def test_the_first_start_of_any_group_that_fails_is_told(
+    error: Exception, kind: type[NoriError], text: str
+) -> None:
+    """Also when another group is up already, and whatever the exception is; everything of it is ended."""
+    world = World()
+    world.failures["m-1"] = [error]
+    async with controller(world, wait=False) as made:
+        await until(lambda: "kill m-1" in world.journal)
+        with pytest.raises(kind, match=text):
+            raise (await made.state()).first_error or AssertionError("no first error")
+        await until(ready(made, 2))  # the place is not lost: launch decides
+
+
+async def test_a_group_that_cannot_be_ended_does_not_block_its_place() -> None:
+    world = World()
+    world.kill_fails = True
+    async with controller(world) as made:
+        world.newest("m-0").die()
+        await until(lambda: world.newest("m-0").incarnation == 2)
+        await until(ready(made, 2))
+
+
+# -- the router ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["dead", "hangs"])
+async def test_a_lost_router_is_replaced_on_its_port_until_it_works(how: str) -> None:
+    world = World()
+    async with controller(world) as made:
+        address = made._router.address
+        world.port_taken = True
+        setattr(world.routers[0], how, True)
+        await until(lambda: len(world.routers) > 3)
+        with pytest.raises(NoriError, match="another one starts"):
+            await made.router_snapshot()
+        world.newest("m-0").die()  # groups are looked after meanwhile
+        await until(lambda: world.newest("m-0").incarnation == 2)
+        world.port_taken = False
+        await until(lambda: made._router._router is world.routers[-1])
+        await made.router_snapshot()
+        assert made._router.address == address
+        assert all(router.dead for router in world.routers[:-1]), "routers that never served were left behind"
+
+
+# -- stop ------------------------------------------------------------------------------------------------------------
+
+
+async def test_stop_drains_then_stops_then_kills() -> None:
+    world = World()
+    async with controller(world) as made:
+        await made.stop(0.5)
+        order = {name: [entry for entry in world.journal if entry.endswith(name)] for name in ("m-0", "m-1")}
+        assert order == {name: [f"drain {name}", f"stop {name}", f"kill {name}"] for name in order}
+        assert world.journal[-1] == "router killed"
+        assert [record.incarnation for record in made.records.values()] == [1, 1]
+
+
+async def test_stop_while_groups_start_ends_them() -> None:
+    world = World()
+    world.slow = {"m-0", "m-1"}
+    async with controller(world, wait=False) as made:
+        await until(lambda: len(world.made) == 2)
+        async with asyncio.timeout(2):
+            await made.stop(30.0)
+        assert sorted(world.journal) == ["kill m-0", "kill m-1", "router killed"]
+        assert not made.groups
+
+
+async def test_stop_outlives_a_group_that_dies_while_it_drains() -> None:
+    world = World()
+    async with controller(world) as made:
+        stopping = asyncio.create_task(made.stop(5.0))
+        await until(lambda: "drain m-1" in world.journal)
+        world.newest("m-0").die()
+        world.newest("m-1").drains.set_result(0)
+        async with asyncio.timeout(2):
+            await stopping
+        assert not made.groups
+        assert len(world.made) == 2, "nothing was started again"
+
+
+# -- the admin plane -------------------------------------------------------------------------------------------------
+
+
+async def ended(admin: ControllerAdmin, operation: OperationInfo) -> OperationInfo:
+    async with asyncio.timeout(2):
+        while True:
+            now = await admin.get_operation(operation.name)
+            assert now is not None
+            if now.done:
+                return now
+            await asyncio.sleep(0.005)
+
+
+async def test_drains_end_as_operations() -> None:
+    world = World()
+    async with controller(world) as made:
+        admin = ControllerAdmin(made)
+        left = await ended(admin, await admin.drain("m-0", 0.5))
+        assert left.error_code == 4
+        assert left.error_message == "3 sequences still run after 0.5 s; the group takes no new ones"
+        world.newest("m-1").drains.set_result(0)
+        done = await ended(admin, await admin.drain("m-1", None))
+        assert (done.error_code, done.error_message) == (0, "")
+        assert world.journal == ["router drains m-0", "drain m-0", "router drains m-1", "drain m-1"]
+        with pytest.raises(NotFound, match="there are: m-0, m-1"):
+            await admin.drain("m-9", None)
+        assert await admin.get_operation("drain-m-9-1") is None
+
+
+async def test_the_drain_of_a_group_that_dies_ends_with_an_error() -> None:
+    world = World()
+    async with controller(world) as made:
+        admin = ControllerAdmin(made)
+        operation = await admin.drain("m-0", 30.0)
+        await until(lambda: "drain m-0" in world.journal)
+        world.slow = {"m-0"}
+        world.newest("m-0").die()
+        assert (await ended(admin, operation)).error_message == "the engine process died"
+        await until(lambda: made.records["m-0"].phase is Phase.STARTING)
+        with pytest.raises(Overloaded, match="starting; drain it when it is ready"):
+            await admin.drain("m-0", 30.0)
+
+
+async def test_an_operation_forgotten_while_it_runs_harms_nobody() -> None:
+    world = World()
+    async with controller(world) as made:
+        admin = ControllerAdmin(made)
+        first = await admin.drain("m-0", 30.0)
+        for _ in range(REMEMBERED_OPERATIONS):
+            await admin.drain("m-1", 0.5)
+        assert await admin.get_operation(first.name) is None
+        world.newest("m-0").drains.set_result(0)
+        again = await ended(admin, await admin.drain("m-0", 30.0))
+        assert again.error_code == 0
+
+
+async def test_groups_are_shown_in_every_state() -> None:
+    world = World()
+    world.failures["m-1"] = [ConfigError("no memory")]
+    async with controller(world) as made:
+        admin = ControllerAdmin(made)
+        before = {group.name: group for group in await admin.list_groups()}
+        assert before["m-0"].state is GroupState.STARTING, "the router has not seen it"
+        assert before["m-1"].last_failure == "no memory"
+        report = GroupReport(step=7, running_sequences=2, free_kv_blocks=5, generated_tokens=9)
+        for name, incarnation in (("m-0", 1), ("m-1", 1)):
+            facts = GroupRegistration(
+                group_id=name, incarnation=incarnation, model="m", address="h:1", kv_blocks=8,
+                max_context_tokens=64, max_running_sequences=4, max_batched_tokens=64,
+            )  # fmt: skip
+            world.views.append(GroupView(registration=facts, state=GroupState.BUSY, report=report))
+        groups = {group.name: group for group in await admin.list_groups()}
+        assert (groups["m-0"].state, groups["m-0"].step, groups["m-0"].load.total_kv_blocks) == (GroupState.BUSY, 7, 8)
+        assert [worker.pid for worker in groups["m-0"].workers] == [11, 12]
+        assert groups["m-1"].state is GroupState.STARTING, "the view is of the incarnation that is lost"
+        status = await admin.get_status()
+        assert (status.models[0].desired_groups, status.models[0].ready_groups) == (2, 1)
+        assert status.models[0].load.running_sequences == 2
+        assert status.gateways[0].open_requests == 2
+        world.slow = {"m-0"}
+        world.newest("m-0").die()
+        await until(lambda: made.records["m-0"].phase is not Phase.READY)
+        gone = {group.name: group for group in await admin.list_groups()}["m-0"]
+        assert gone.state in (GroupState.DEAD, GroupState.STARTING)
+        world.routers[-1].dead = world.port_taken = True
+        with pytest.raises(NoriError, match="router"):
+            await admin.get_status()
