@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -45,7 +46,10 @@ def test_openai_client_streaming_and_not(cluster: Cluster) -> None:
             usage = chunk.usage or usage
             text += "".join(choice.delta.content or "" for choice in chunk.choices)
         assert text == whole.choices[0].message.content
-        assert usage == whole.usage
+        assert usage is not None
+        assert whole.usage is not None
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            assert getattr(usage, name) == getattr(whole.usage, name)
 
 
 def test_grpc_client_says_what_http_says(cluster: Cluster, http: httpx.Client) -> None:
@@ -64,6 +68,24 @@ def test_grpc_client_says_what_http_says(cluster: Cluster, http: httpx.Client) -
     assert kinds[0] == "started"
     assert kinds[-1] == "completed"
     assert "".join(event.delta.text for event in events if event.HasField("delta")) == want
+
+
+def test_the_prefix_cache_shows_in_usage_and_metrics(cluster: Cluster, http: httpx.Client) -> None:
+    """The same long prompt until some group has it; a salt of its own keeps it apart."""
+    prompt = [7, *PROMPT_IDS * 6]
+    cached = [
+        complete(http, prompt=prompt, max_tokens=2)["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(4)
+    ]
+    assert cached[0] == 0
+    assert cached[-1] == (len(prompt) - 1) // 16 * 16
+    salted = complete(http, prompt=prompt, max_tokens=2, cache_salt="mine")
+    assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    deadline = time.monotonic() + 5
+    while not re.search(
+        r"nori_group_prefix_cache_hits_total\{[^}]*\} [1-9]", metrics := httpx.get(cluster.metrics_url).text
+    ):
+        assert time.monotonic() < deadline, metrics
+        time.sleep(0.1)
 
 
 def test_both_groups_work_and_all_answers_are_equal(http: httpx.Client, groups: Groups) -> None:
