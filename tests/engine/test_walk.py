@@ -1,5 +1,7 @@
 """200 random walks with check() after each step; five planted bugs must each make the walk fail."""
 
+import heapq
+
 import numpy as np
 import pytest
 from engine.walk import Walk
@@ -125,9 +127,24 @@ class StaleStop(Scheduler):
         return slot
 
 
+class Unfair(Scheduler):
+    """Where the first in line does not fit, the next one is tried."""
+
+    def _admit(self, builder, budget, now):
+        head = self.waiting.head()
+        blocked = head is not None and self.pool.blocks_for(len(head.tokens)) > self.pool.free
+        if blocked:
+            self.waiting._heap.remove((head.order, head))
+            heapq.heapify(self.waiting._heap)
+        rows = super()._admit(builder, budget, now)
+        if blocked:
+            heapq.heappush(self.waiting._heap, (head.order, head))
+        return rows
+
+
 BUGS = {
     LeakOnAbort: 1, DoubleFree: 1, EarlyRelease: 2, LostSlot: 1, ShortTable: 1, StaleStop: 1, EarlyIndex: 1,
-    StaleDigest: 1, ForgottenParent: 1,
+    StaleDigest: 1, ForgottenParent: 1, Unfair: 1,
 }  # fmt: skip
 
 

@@ -55,6 +55,7 @@ class Walk:
         )
         self.scheduler = scheduler_class(config, spec)
         self.executor = FakeExecutor(spec, config.max_num_seqs, depth)
+        self._in_order()
         self.core = EngineCore(self.scheduler, self.executor)
         self.now = 0.0
         self.pieces = [[self.rng.randrange(61) for _ in range(8)] for _ in range(3)]
@@ -75,6 +76,18 @@ class Walk:
                 break
             self.step()
         self.settle()
+
+    def _in_order(self) -> None:
+        """Nobody starves: who starts overtakes only those that wait for blocks which a running sequence computes."""
+        start, waiting = self.scheduler._start, self.scheduler.waiting
+
+        def checked(sequence, *rest):
+            earlier = [other for other in waiting._members.values() if other.order < sequence.order]
+            deferred = {id(other) for _, other in waiting._deferred}
+            assert all(id(other) in deferred for other in earlier), "a later sequence starts first"
+            return start(sequence, *rest)
+
+        self.scheduler._start = checked
 
     def act(self) -> None:
         for _ in range(self.rng.choice((0, 0, 1, 1, 3))):
