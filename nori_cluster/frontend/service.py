@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from nori_cluster.errors import ModelNotFound, NoriError, Overloaded
+from nori_cluster.errors import ContextLengthExceeded, ModelNotFound, NoriError, Overloaded
 from nori_cluster.frontend.admission import (
     Limits,
     check_prompts,
@@ -28,6 +28,7 @@ from nori_cluster.types import Request, SamplingParams
 __all__ = ["Delta", "Generation", "GenerationCall", "Limits", "ServedModel", "Service", "Usage"]
 
 INLINE_ENCODE_CHARS = 4096  # longer texts are encoded in a thread: 4,096 tokens would block the loop for about 28 ms
+MESSAGE_CHARS = 64  # what rendering a message costs beside its texts, in characters
 RETRY_AFTER = 2.0  # seconds a client is told to wait when nothing can serve it now
 
 
@@ -111,10 +112,34 @@ class Service:
             raise Overloaded("too many requests wait already", retry_after=RETRY_AFTER)
 
     async def encode(self, served: ServedModel, text: str, *, add_special: bool = True) -> tuple[int, ...]:
-        """Token ids of a plain prompt; long texts are encoded off the event loop. Raises ClientError, Overloaded."""
-        if len(text) <= INLINE_ENCODE_CHARS:
-            return _encode(served, text, add_special)
-        return await asyncio.to_thread(_encode, served, text, add_special)
+        """Token ids of a plain prompt; see encode_all."""
+        return (await self.encode_all(served, [text], add_special=add_special))[0]
+
+    async def encode_all(
+        self, served: ServedModel, prompts: Sequence[str | tuple[int, ...]], *, add_special: bool = True
+    ) -> list[tuple[int, ...]]:
+        """Token ids of plain prompts (ids pass unchanged); much text is encoded off the event loop. Raises ClientError,
+        ContextLengthExceeded before any work on a text that can not fit."""
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._check_length(served, len(prompt), "prompt")
+
+        def encode() -> list[tuple[int, ...]]:
+            return [_encode(served, p, add_special) if isinstance(p, str) else p for p in prompts]
+
+        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= INLINE_ENCODE_CHARS:
+            return encode()
+        return await asyncio.to_thread(encode)
+
+    def _check_length(self, served: ServedModel, characters: int, param: str) -> None:
+        """Refuse a text of more characters than the longest tokens that fit could hold: megabytes are not tokenized."""
+        info, longest = self.info(served), served.tokenizer.longest_token
+        if info is not None and longest and characters > info.max_model_len * longest:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {info.max_model_len} tokens. "
+                f"However, your {param} has {characters} characters, which can not fit.",
+                param=param,
+            )
 
     async def render(
         self,
@@ -127,6 +152,7 @@ class Service:
         kwargs: dict[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Token ids of a conversation through the model's template. Raises ClientError."""
+        self._check_length(served, sum(map(_content_size, messages)), "messages")
 
         def render() -> tuple[int, ...]:
             ids = served.template.render(
@@ -139,7 +165,7 @@ class Service:
             )
             return tuple(ids)
 
-        if sum(_content_size(message) for message in messages) <= INLINE_ENCODE_CHARS:
+        if not (tools or kwargs) and sum(map(_inline_size, messages)) <= INLINE_ENCODE_CHARS:
             return render()
         return await asyncio.to_thread(render)
 
@@ -225,6 +251,18 @@ def _encode(served: ServedModel, text: str, add_special: bool) -> tuple[int, ...
     return tuple(served.tokenizer.encode(text, parse_special=served.parse_special_tokens, add_special=add_special))
 
 
-def _content_size(message: dict[str, Any]) -> int:
+def _content_size(message: Mapping[str, Any]) -> int:
+    """Characters of the content, a string or text parts."""
     content = message.get("content")
-    return len(content) if isinstance(content, str) else len(str(content))
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+def _inline_size(message: Mapping[str, Any]) -> int:
+    """Characters of a flat message; one with anything nested (parts, tool calls) counts as too many."""
+    nested = any(isinstance(value, list | dict) for value in message.values())
+    texts = sum(len(value) for value in message.values() if isinstance(value, str))
+    return INLINE_ENCODE_CHARS + 1 if nested else MESSAGE_CHARS + texts

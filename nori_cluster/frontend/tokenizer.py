@@ -28,6 +28,7 @@ class Tokenizer:
 
     vocab_size: ids below it are valid for the model (config.json's when there is one).
     special_tokens: bos_token, eos_token … as text. special_ids: every control token; `control` knows their spellings.
+    longest_token: bytes of the longest token; 0 = not known.
     normalizes_special: control tokens are sought in normalised text, where other characters may spell one.
     """
 
@@ -57,6 +58,8 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self._forgeable = self.special_ids - {self.token_id(self.special_tokens.get("unk_token", ""))}
         self._added_count = int(self._parsing.num_special_tokens_to_add(False))
+        exact = self.table.kind != "library"  # else a long unknown word may be one token
+        self.longest_token = max(map(len, self.table.bytes_of), default=0) if exact else 0
         self.control = ControlTokens(self.special_added)
         self.normalizes_special = self._parsing.normalizer is not None and any(
             token.normalized for token in self.special_added.values()
@@ -88,7 +91,8 @@ class Tokenizer:
         """
         tokenizer = self._parsing if parse_special else self._plain
         try:
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special).ids
+            # The plain encode holds the interpreter lock for its whole time, which may be seconds.
+            ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
             raise surrogate_error(text) from error
         if parse_special or self._forgeable.isdisjoint(ids):

@@ -87,12 +87,7 @@ class Routes:
         draft = parse_completion(await self._body(request), self._config)
         served = self._service.served(draft.model)
         self._service.check_room(served)
-        prompts = [
-            await self._service.encode(served, prompt, add_special=draft.add_special)
-            if isinstance(prompt, str)
-            else prompt
-            for prompt in draft.prompts
-        ]
+        prompts = await self._service.encode_all(served, draft.prompts, add_special=draft.add_special)
         generation = self._generate(request, draft, served, prompts, COMPLETION_MAX_TOKENS, "prompt")
         echo = _echo(draft, served) if draft.echo else []
         headers = _ignored(draft)

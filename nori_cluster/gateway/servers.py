@@ -7,11 +7,14 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from nori_cluster.errors import ConfigError
 
 BACKLOG = 2048
 FLUSH_TIMEOUT = 1  # seconds a response may take once the server is told to stop
+MAX_HEAD = 64 << 10  # bytes of request line and headers (one read more may pass)
+HEAD_SECONDS = 20.0  # for a request's head, from its first byte or the connection's start
 
 
 def bind(host: str, port: int, what: str) -> socket.socket:
@@ -24,6 +27,47 @@ def bind(host: str, port: int, what: str) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port} for {what}: {reason.lower()}") from error
 
 
+class BoundedHttp(HttpToolsProtocol):
+    """Bounds size and time of a request's head: the parser takes any, and its time grows with the square of the size.
+
+    A connection that keeps its head to itself is closed; between requests uvicorn's keep-alive timeout holds.
+    """
+
+    _head: int | None = 0  # bytes so far; None from the end of the head on
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is not None and self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        super().data_received(data)
+        if self._head is not None and not self.transport.is_closing():
+            self._head += len(data)
+            if self._head > MAX_HEAD:
+                self.send_400_response("The head of the request is too large.")
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._head = 0
+        super().on_message_complete()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
 class HttpServer(uvicorn.Server):
     """One ASGI application on one bound socket. Signals are the main function's business."""
 
@@ -34,7 +78,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                http="httptools",
+                http=BoundedHttp,
                 ws="none",
                 server_header=False,
                 timeout_graceful_shutdown=FLUSH_TIMEOUT,

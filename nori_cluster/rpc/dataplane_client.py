@@ -116,7 +116,7 @@ class DataPlaneClient:
         self._free: list[int] = []
         self._next_handle = 1
         self._submits: list[pb.SequenceRequest] = []
-        self._aborts: list[int] = []
+        self._aborts: dict[int, None] = {}  # handles in order; none that came free since
         self._ping_due = False
         self._pings = 0
         self._wake = asyncio.Event()
@@ -163,7 +163,7 @@ class DataPlaneClient:
         entry.receiver, entry.deliver = _NOBODY, _NOBODY.tokens
         unsent = next((i for i, sequence in enumerate(self._submits) if sequence.handle == entry.handle), None)
         if unsent is None:
-            self._aborts.append(entry.handle)
+            self._aborts[entry.handle] = None
             self._wake.set()
         else:
             del self._submits[unsent]
@@ -184,6 +184,7 @@ class DataPlaneClient:
 
     def _release(self, handle: int) -> None:
         del self._entries[handle]
+        self._aborts.pop(handle, None)  # its finish was faster; an Abort now would hit the handle's next owner
         self._free.append(handle)
 
     # -- the stream -------------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ class DataPlaneClient:
             while self._submits:
                 await call.write(pb.ExchangeRequest(submit=pb.Submit(sequences=self._next_submits())))
             if self._aborts:
-                aborts, self._aborts = self._aborts, []
+                aborts, self._aborts = self._aborts, {}
                 await call.write(pb.ExchangeRequest(abort=pb.Abort(handles=aborts)))
             if self._ping_due:
                 self._ping_due = False
@@ -315,7 +316,7 @@ class DataPlaneClient:
 
     def _break(self, reason: str) -> None:
         entries, self._entries = self._entries, {}
-        self._free, self._submits, self._aborts = [], [], []
+        self._free, self._submits, self._aborts = [], [], {}
         for entry in entries.values():
             entry.receiver.lost(reason)
 

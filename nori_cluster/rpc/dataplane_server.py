@@ -6,6 +6,7 @@ behind loses its stream, and with it its sequences.
 """
 
 import asyncio
+import functools
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -61,18 +62,21 @@ class Session:
         finishes: list[FinishNews],
     ) -> None:
         """News of one step; index: which of the deltas' keys are this session's (None = all)."""
+        if self.failure is not None:
+            return  # the stream ends, and with it all that is live
         self._deltas.append((deltas, index))
         self._news.append((starts, finishes))
         self._unsent += len(deltas.keys) if index is None else len(index)
         for finish in finishes:
             self.live.discard(finish.key)
         if self._unsent > self.max_unsent:
+            self._control, self._deltas, self._news = [], [], []
             self.fail(Overloaded("the gateway reads too slowly; its sequences are dropped"))
         self._wake.set()
 
     def fail(self, error: NoriError) -> None:
-        """Ends the stream with this error."""
-        self.failure = error
+        """Ends the stream with this error, after what is still to be sent."""
+        self.failure = self.failure or error
         self._wake.set()
 
     async def next_messages(self) -> list[pb.ExchangeResponse]:
@@ -80,7 +84,9 @@ class Session:
         await self._wake.wait()
         self._wake.clear()
         if self.failure is not None:
-            raise self.failure
+            if not (self._control or self._deltas):
+                raise self.failure
+            self._wake.set()
         messages, self._control = self._control, []
         output = self.take_step_output()
         if output is not None:
@@ -280,6 +286,7 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
         self._next_session += 1
         self._sessions[session.number] = session
         reader = asyncio.create_task(self._read(session, requests))
+        reader.add_done_callback(functools.partial(_reader_ended, session))
         welcome = pb.Welcome(
             group_id=self._group_id, group_incarnation=self._incarnation, description=self._description
         )
@@ -328,6 +335,13 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
                 session.live.add(key)
         if requests:
             self._engine.submit(requests)
+
+
+def _reader_ended(session: Session, reader: asyncio.Task[None]) -> None:
+    """Nobody would read on: a bug there ends the stream, so that its gateway need not wait."""
+    if not reader.cancelled() and (bug := reader.exception()) is not None:
+        log.error("reading a gateway's stream failed", exc_info=bug)
+        session.fail(EngineFailure(f"the group failed to read the stream: {type(bug).__name__}: {bug}"))
 
 
 def rejection(handles: list[int], error: NoriError, draining: bool = False) -> pb.ExchangeResponse:

@@ -81,7 +81,7 @@ async def test_bugs_are_answered_without_details() -> None:
     async def broken(*args: object, **options: object) -> None:
         raise RuntimeError("secret detail")
 
-    gateway.service.encode = broken  # type: ignore[method-assign,assignment]
+    gateway.service.encode_all = broken  # type: ignore[method-assign,assignment]
     response = await gateway.complete()
     assert error_of(response, 500)["code"] == "internal_error"
     assert "secret" not in response.text

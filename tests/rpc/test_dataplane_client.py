@@ -238,3 +238,20 @@ async def test_another_group_at_the_address_is_not_taken_for_ours() -> None:
         await until(lambda: link.state is LinkState.LOST)
         await asyncio.sleep(0.3)
         assert link.state is LinkState.LOST
+
+
+async def test_an_abort_that_crossed_its_finish_does_not_hit_the_handles_next_owner() -> None:
+    """The client stops a sequence, its finish comes before the Abort was written, and the handle is given again."""
+    async with linked(when_submitted()) as (link, script):
+        (entry,) = link.submit([sequence()], [Ear()])
+        await until(lambda: len(script.commands) == 1)
+        link.abandon(entry)
+        link._step_output(pb.StepOutput(finishes=[finish(entry.handle)]))
+        (again,) = link.submit([sequence()], [Ear()])
+        assert again.handle == entry.handle
+        await until(lambda: len(script.commands) > 1)
+        await asyncio.sleep(0.05)
+        assert [command.WhichOneof("command") for command in script.commands] == ["submit", "submit"]
+        link.abandon(again)
+        await until(lambda: script.commands[-1].HasField("abort"))
+        assert script.commands[-1].abort.handles == [again.handle]

@@ -6,20 +6,23 @@ import time
 
 import grpc
 import msgspec
+import numpy as np
 import pytest
 from engine.walk import alone, make_request, make_spec
 from fakes.executor import FakeExecutor
 
 from nori_cluster.config import SchedulerConfig
 from nori_cluster.engine.core import EngineCore
+from nori_cluster.engine.plan import FinishNews, StepDeltas
 from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.errors import EngineFailure
 from nori_cluster.hashing import extend, hint, root
+from nori_cluster.rpc import dataplane_server
 from nori_cluster.rpc.dataplane_server import DataplaneServer
 from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2, sampling_pb2
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2_grpc as pb_grpc
-from nori_cluster.types import pack
+from nori_cluster.types import FinishReason, pack
 
 pytestmark = pytest.mark.unit
 
@@ -286,3 +289,44 @@ async def test_cache_events_snapshot_then_changes(group: Group) -> None:
         assert (change.snapshot, change.sequence, len(change.stored_block_hashes)) == (False, snapshot.sequence + 1, 1)
         for call in (follow, late, resumed):
             call.cancel()
+
+
+async def test_what_came_before_an_engine_failure_is_still_told(group: Group) -> None:
+    """A sequence that ended in the last good step has ended, not failed."""
+    async with Gateway(group.address) as gateway:
+        await gateway.submit(sequence(1, [1], max_tokens=150))
+        await gateway.until(lambda: gateway.tokens)
+        (session,) = group.server._sessions.values()
+        keys = np.array([session.key(1)])
+        last = StepDeltas(999, keys, np.ones(1, np.int32), np.array([7], np.int32), np.zeros(1, np.int32))
+        last.finishes = [FinishNews(int(keys[0]), FinishReason.LENGTH)]
+        group.server._deliver(last)
+        group.server._deliver(EngineFailure("rank 0 is gone"))
+        with pytest.raises(grpc.aio.AioRpcError, match="rank 0 is gone"):
+            await gateway.until(lambda: False)
+        assert gateway.finishes[1].reason == generation_pb2.FINISH_REASON_LENGTH
+
+
+async def test_a_bug_in_the_reader_ends_the_stream(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is written but no longer read would leave its gateway waiting."""
+
+    def bug(*_: object) -> None:
+        raise RuntimeError("odd")
+
+    async with Gateway(group.address) as gateway:
+        monkeypatch.setattr(dataplane_server, "sequence_request", bug)
+        await gateway.submit(sequence(1, [1]))
+        with pytest.raises(grpc.aio.AioRpcError, match="RuntimeError: odd"):
+            await gateway.until(lambda: False)
+    await group.settled()
+
+
+async def test_a_gateway_that_reads_too_slowly_is_cut(group: Group) -> None:
+    async with Gateway(group.address) as gateway:
+        await gateway.submit(sequence(1, [1], max_tokens=190))
+        await gateway.until(lambda: gateway.tokens)
+        (session,) = group.server._sessions.values()
+        session.max_unsent = 0
+        with pytest.raises(grpc.aio.AioRpcError, match="reads too slowly"):
+            await gateway.until(lambda: False)
+    await group.settled()
