@@ -339,7 +339,9 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
 
 def _reader_ended(session: Session, reader: asyncio.Task[None]) -> None:
     """Nobody would read on: a bug there ends the stream, so that its gateway need not wait."""
-    if not reader.cancelled() and (bug := reader.exception()) is not None:
+    if session.failure is not None or reader.cancelled():
+        return  # the stream was ended on purpose
+    if (bug := reader.exception()) is not None:
         log.error("reading a gateway's stream failed", exc_info=bug)
         session.fail(EngineFailure(f"the group failed to read the stream: {type(bug).__name__}: {bug}"))
 
