@@ -33,7 +33,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one engine. max_waiting_tokens None = twice the step budget (the router is the one place to wait)."""
+    """Limits of one engine. depth: plans in flight. The router is the one place to wait; max_waiting_requests only
+    bounds what a router that was restarted, or gateways without one, may send too much."""
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
