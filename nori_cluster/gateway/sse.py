@@ -17,7 +17,17 @@ from nori_cluster.gateway.replies import finish_name, usage_object
 from nori_cluster.gateway.requests import StreamMode
 
 DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
+_json = msgspec.json.Encoder().encode
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+def _encode(value: Any) -> bytes:
+    """JSON on what every client takes for one line: many split at NEL, LS and PS too, which JSON leaves as they are."""
+    data = _json(value)
+    if not data.isascii():
+        for raw, escaped in _LINE_ENDS:
+            data = data.replace(raw, escaped)
+    return data
 
 
 def error_events(error: NoriError) -> bytes:

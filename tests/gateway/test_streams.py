@@ -246,3 +246,14 @@ async def test_max_completion_tokens_wins() -> None:
     body = (await gateway.post(CHAT, {"messages": USER, "max_tokens": 9, "max_completion_tokens": 2})).json()
     assert body["usage"]["completion_tokens"] == 2
     assert body["model"] == "smol"
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_an_event_is_one_line_for_every_client(endpoint: str) -> None:
+    """Text may hold what str.splitlines takes for the end of a line: NEL, LS, PS and control characters."""
+    text = "a\u0085b\u2028c\u2029d\x0be\x0cf\x1cg\x1dh\x1ei\r\nj"
+    gateway = FakeGateway(Script(tokens=[*(3 + byte for byte in text.encode()), EOS]))
+    reply = await getattr(gateway, endpoint)(stream=True, max_tokens=100)
+    lines = [line for line in reply.text.splitlines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert text_by_index(events(reply))[0] == text
