@@ -10,6 +10,7 @@ from nori_cluster.routing.base import PLACEABLE, GroupRegistration, GroupReport,
 from nori_cluster.routing.queue import RequestKey
 
 WAITING_STEPS = 2  # step budgets of waiting work a group holds; the rest waits in the router
+WAITING_SEQUENCES = 512  # and so many sequences, well below the bound of an engine's queue
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,7 @@ class GroupEntry:
         self.running: dict[RequestKey, Reservation] = {}
         self.waiting: dict[RequestKey, Reservation] = {}
         self.running_sequences = 0
+        self.waiting_sequences = 0
         self.waiting_tokens = 0
         self.reserved_tokens = 0
         self.prefill_since_report = 0
@@ -83,7 +85,7 @@ class GroupEntry:
             return False  # it may be short of KV blocks, not of slots: believe the group
         if not self.waiting:
             return True
-        return self.waiting_tokens + prefill <= limit
+        return self.waiting_tokens + prefill <= limit and self.waiting_sequences + candidates <= WAITING_SEQUENCES
 
     def reserve(self, reservation: Reservation) -> None:
         total = self.running_sequences + reservation.candidates
@@ -92,6 +94,7 @@ class GroupEntry:
             self.running_sequences += reservation.candidates
         else:
             self.waiting[reservation.key] = reservation
+            self.waiting_sequences += reservation.candidates
             self.waiting_tokens += reservation.prefill_tokens
         self.reserved_tokens += reservation.tokens
         self.prefill_since_report += reservation.prefill_tokens
@@ -102,6 +105,7 @@ class GroupEntry:
             self.running_sequences -= reservation.candidates
         else:
             reservation = self.waiting.pop(key)
+            self.waiting_sequences -= reservation.candidates
             self.waiting_tokens -= reservation.prefill_tokens
         self.reserved_tokens -= reservation.tokens
         self._promote()
@@ -113,6 +117,7 @@ class GroupEntry:
             if self.running and self.running_sequences + oldest.candidates > limit:
                 return
             del self.waiting[oldest.key]
+            self.waiting_sequences -= oldest.candidates
             self.waiting_tokens -= oldest.prefill_tokens
             self.running[oldest.key] = oldest
             self.running_sequences += oldest.candidates
@@ -127,6 +132,7 @@ class GroupEntry:
         held = [*self.running.values(), *self.waiting.values()]
         assert all(r.group_id == self.group_id for r in held), "a reservation lies in the wrong group"
         assert self.running_sequences == sum(r.candidates for r in self.running.values()), "running sequences leaked"
+        assert self.waiting_sequences == sum(r.candidates for r in self.waiting.values()), "waiting sequences leaked"
         assert self.waiting_tokens == sum(r.prefill_tokens for r in self.waiting.values()), "waiting tokens leaked"
         assert self.reserved_tokens == sum(r.tokens for r in held), "outstanding tokens leaked"
         assert self.running or not self.waiting, "work waits in an idle group"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from nori_cluster.config import SchedulerConfig
 from nori_cluster.routing import POLICIES
 from nori_cluster.routing.base import (
     PLACEABLE,
@@ -20,7 +21,7 @@ from nori_cluster.routing.base import (
 )
 from nori_cluster.routing.queue import WaitingQueue
 from nori_cluster.routing.router import Router
-from nori_cluster.routing.table import WAITING_STEPS, GroupEntry, Reservation, RoutingTable
+from nori_cluster.routing.table import WAITING_SEQUENCES, WAITING_STEPS, GroupEntry, Reservation, RoutingTable
 
 pytestmark = pytest.mark.unit
 READY, IDLE = GroupState.READY, GroupReport()
@@ -146,6 +147,14 @@ def test_a_prompt_longer_than_the_bound_waits_alone_in_the_group() -> None:
         decide(router, ask(i))
     assert isinstance(decide(router, ask(2, prompt=900)), Placement)
     assert decide(router, ask(3, prompt=1)) is None
+
+
+def test_many_tiny_prompts_wait_here_and_not_in_the_group() -> None:
+    router = Router(POLICIES["least_loaded"])
+    router.register(group("a", slots=64, budget=10_000), READY, IDLE, 0.0)
+    placed = [request for request in range(32) if decide(router, ask(request, prompt=1, candidates=128)) is not None]
+    sequences = 128 * len(placed)
+    assert 64 < sequences <= 128 + WAITING_SEQUENCES < SchedulerConfig().max_waiting_requests
 
 
 def test_the_queue_is_bounded_and_a_full_one_does_not_stop_other_models() -> None:
