@@ -33,12 +33,13 @@ class BoundedHttp(HttpToolsProtocol):
     A connection that keeps its head to itself is closed; between requests uvicorn's keep-alive timeout holds.
     """
 
-    _head: int | None = 0  # bytes so far; None from the end of the head on
+    _head: int | None = 0  # bytes so far, from the first whole read on; None from the end of the head on
+    _border = False  # the read at hand held the end of a head or of a body
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
@@ -46,21 +47,31 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._head is not None and self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+            self._start_head_timer()
+        self._border = False
         super().data_received(data)
-        if self._head is not None and not self.transport.is_closing():
+        if self._head is not None and not self._border and not self.transport.is_closing():
             self._head += len(data)
             if self._head > MAX_HEAD:
                 self.send_400_response("The head of the request is too large.")
 
     def on_headers_complete(self) -> None:
-        self._head = None
+        self._head, self._border = None, True
         self._stop_head_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._head = 0
+        self._head, self._border = 0, True
         super().on_message_complete()
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_late)
+
+    def _head_late(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:  # bytes that came after a request whose response still runs
+            self._start_head_timer()
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

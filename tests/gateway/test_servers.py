@@ -1,0 +1,100 @@
+"""What a socket may send before a request exists: heads too large or too slow, over a real server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from fakes.backend import Script
+from fakes.gateway import FakeGateway
+from fakes.text import EOS, HELLO
+
+from nori_cluster.gateway import servers
+from nori_cluster.gateway.servers import MAX_HEAD, HttpServer, bind
+
+pytestmark = pytest.mark.unit
+
+HEAD = b"GET /health HTTP/1.1\r\nhost: g\r\n"
+POST = b"POST %s HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
+@asynccontextmanager
+async def connected(script: Script | None = None) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    server = HttpServer(FakeGateway(script).app, bind("127.0.0.1", 0, "HTTP"))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await asyncio.wait_for(server.stop(), 10)
+
+
+async def status_after(reader: asyncio.StreamReader) -> bytes:
+    return (await asyncio.wait_for(reader.readline(), 5)).split()[1]
+
+
+@pytest.mark.parametrize("line", [b"a" * 1000, b"x: a\r\n" * 200], ids=["one header", "many headers"])
+async def test_a_head_without_end_is_cut_off(line: bytes) -> None:
+    async with connected() as (_, writer):
+        writer.write(HEAD + b"x: ")
+        sent = 0
+        try:
+            while sent < 64 * MAX_HEAD:
+                writer.write(line)
+                await writer.drain()
+                sent += len(line)
+                if sent > MAX_HEAD:
+                    await asyncio.sleep(0)
+        except ConnectionError:
+            pass
+        assert sent < 64 * MAX_HEAD, "all of it was taken"
+
+
+async def test_a_large_head_is_told_so_and_an_ordinary_one_is_served() -> None:
+    async with connected() as (reader, writer):
+        writer.write(HEAD + b"x: " + b"a" * (MAX_HEAD // 2) + b"\r\n\r\n")
+        assert await status_after(reader) == b"200"
+    async with connected() as (reader, writer):
+        for start in (HEAD, b"", b""):
+            writer.write(start + b"x: " + b"a" * (MAX_HEAD // 2) + b"\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        assert await status_after(reader) == b"400"
+
+
+async def test_bodies_and_later_requests_do_not_count_as_head() -> None:
+    async with connected() as (reader, writer):
+        for _ in range(3):
+            body = b'{"prompt": "%s"}' % (b"x" * 2 * MAX_HEAD)
+            writer.write(POST % (b"/tokenize", len(body)))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+            writer.write(body)
+            await writer.drain()
+            assert await status_after(reader) == b"400"
+            assert b"context_length_exceeded" in await reader.readuntil(b"}}")
+
+
+async def test_a_slow_head_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "HEAD_SECONDS", 0.1)
+    async with connected() as (reader, writer):
+        writer.write(b"GET /heal")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    async with connected() as (reader, writer):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    async with connected() as (reader, writer):
+        for _ in range(2):  # in time, twice on one connection
+            writer.write(HEAD + b"\r\n")
+            assert await status_after(reader) == b"200"
+            await reader.readuntil(b'"ok"}')
+            await asyncio.sleep(0.15)
+
+
+async def test_a_stray_line_end_behind_a_body_does_not_end_its_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "HEAD_SECONDS", 0.05)
+    body = b'{"prompt": "x", "stream": true}'
+    async with connected(Script(tokens=[*[HELLO] * 8, EOS], step=0.03)) as (reader, writer):
+        writer.write(POST % (b"/v1/completions", len(body)) + body + b"\r\nGE")
+        assert await status_after(reader) == b"200"
+        assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"[DONE]"), 5)
