@@ -1,5 +1,6 @@
 """What a body may hold: F08, F14, F15, F16, F18, F19, F20, F22, F23, F30 and the table of fields."""
 
+import threading
 import time
 from itertools import cycle
 from typing import Any
@@ -407,3 +408,47 @@ async def test_a_full_queue_refuses_before_the_prompt_is_tokenized() -> None:
         assert reply.headers["retry-after"]
         assert reply.json()["error"]["type"] == "overloaded_error"
     assert not gateway.backend.requests
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", CHAT, "/v1/tokenize"])
+async def test_text_that_can_not_fit_is_refused_before_it_is_tokenized(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: object, **options: object) -> list[int]:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr("nori_cluster.frontend.tokenizer.Tokenizer.encode", never)
+    text = "a" * (1 << 20)
+    parts = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+    bodies: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": text}]}, {"messages": parts}]
+    for body in bodies if path == CHAT else [{"prompt": text}]:
+        error = error_of(await FakeGateway().post(path, body))
+        assert error["code"] == "context_length_exceeded"
+        assert "maximum context length is 256 tokens" in error["message"]
+
+
+async def test_much_work_on_a_prompt_leaves_the_event_loop() -> None:
+    """A message of many small parts, many messages, many prompts: none may stop others from being served."""
+    gateway = FakeGateway(max_model_len=1 << 20)
+    threads = set()
+    original = gateway.service.models["smol"].tokenizer.encode
+
+    def encode(text: str, **options: Any) -> list[int]:
+        threads.add(threading.get_ident())
+        return original(text, **options)
+
+    gateway.service.models["smol"].tokenizer.encode = encode  # type: ignore[method-assign]
+    messages = [{"role": "user", "content": ""}] * 1000
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("/tokenize", {"messages": messages}),
+        ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1000}]}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x", "name": "n" * 5000}]}),
+        ("/tokenize", {"prompt": "x" * 5000}),
+        (COMPLETIONS, {"prompt": ["x" * 10] * 500, "max_tokens": 1}),
+    ]
+    for path, body in calls:
+        assert (await gateway.post(path, body)).status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
+    await gateway.complete()
+    assert threading.get_ident() in threads
