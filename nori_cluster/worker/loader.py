@@ -53,8 +53,9 @@ def load_model(
 
 
 def fingerprint(folder: Path) -> str:
-    """Short hash of the weights: headers, sizes and samples spread over each file, so that it costs no full read."""
-    digest = hashlib.sha256()
+    """Short hash of config.json and the weights: headers, sizes and samples spread over each file, so that it costs no
+    full read."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(set(weight_files(folder).values())):
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from nori_cluster.errors import CheckpointError, ConfigError
 from nori_cluster.quant.none import Unquantized
 from nori_cluster.types import GroupSpec
+from nori_cluster.worker.loader import fingerprint
 from nori_cluster.worker.worker import Worker
 
 pytestmark = pytest.mark.contract
@@ -160,3 +161,12 @@ def test_max_model_len_beyond_the_model_is_refused(tmp_path: Path, asked: int) -
     folder = make_tiny_llama(tmp_path / "m", tokenizer=False)
     with pytest.raises(ConfigError, match=f"max_model_len {asked} must lie between 1 and the model's 512"):
         load_worker(group_config(folder, max_model_len=asked))
+
+
+def test_the_fingerprint_depends_on_weights_and_config(tmp_path: Path) -> None:
+    prints = set()
+    for number, change in enumerate(({}, {"seed": 1}, {"rope_theta": 5000.0}, {"norm_eps": 1e-6})):
+        prints.add(fingerprint(make_tiny_llama(tmp_path / str(number), **change)))
+    again = fingerprint(make_tiny_llama(tmp_path / "again"))
+    assert len(prints) == 4
+    assert again in prints
