@@ -88,6 +88,14 @@ class BodyTooLarge(ClientError):
     code = "request_too_large"
 
 
+class RequestTimeout(ClientError):
+    """The client stopped sending in the middle of its request."""
+
+    http_status = 408
+    grpc_code = "DEADLINE_EXCEEDED"
+    code = "request_timeout"
+
+
 class RateLimited(NoriError):
     http_status = 429
     grpc_code = "RESOURCE_EXHAUSTED"

@@ -32,7 +32,7 @@ def configure_logging(component: str, level: str = "INFO") -> None:
     handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {component} %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("uvicorn.access").disabled = True
-    logging.getLogger("uvicorn.error").setLevel("WARNING")  # its start and stop lines say nothing of ours
+    logging.getLogger("uvicorn.error").setLevel("ERROR")  # below: start, stop, and a line or two per malformed request
 
 
 class Histogram:

@@ -1,15 +1,17 @@
 """Bytes off the socket → a checked struct. Reads no more than the limit; every fault of the body is a 400 or 413."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from nori_cluster.errors import BodyTooLarge, Cancelled, ClientError, MissingParameter
+from nori_cluster.errors import BodyTooLarge, Cancelled, ClientError, MissingParameter, RequestTimeout
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 T = TypeVar("T")
+BODY_SECONDS = 60.0  # of silence within a body: a client that vanished without a word holds no connection for ever
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `([^`]*)`")
@@ -17,11 +19,14 @@ _CONTENT = re.compile(r"messages\[\d+\]\.content")
 
 
 async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, limit: int) -> bytes:
-    """The whole request body. Raises ClientError (content type), BodyTooLarge, Cancelled (client gone)."""
+    """The whole request body. Raises ClientError (content type or encoding), BodyTooLarge, RequestTimeout, Cancelled
+    (client gone)."""
     content_type = b""
     for name, value in headers:
         if name == b"content-type":
             content_type = value
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise ClientError("a compressed body is not accepted: send it without Content-Encoding")
         elif name == b"content-length" and value.isdigit() and int(value[:20]) > limit:
             raise BodyTooLarge(f"the request body may have at most {limit} bytes")
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
@@ -29,7 +34,11 @@ async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, limit:
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await receive()
+        except TimeoutError as error:
+            raise RequestTimeout(f"the rest of the body did not come within {BODY_SECONDS:g} s") from error
         if message["type"] == "http.disconnect":
             raise Cancelled("the client closed the connection while sending")
         part: bytes = message.get("body", b"")

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nori_cluster.errors import Cancelled, NoriError, Unauthenticated
+from nori_cluster.errors import Cancelled, NoriError, RequestTimeout, Unauthenticated
 from nori_cluster.telemetry import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,8 @@ def error_response(error: NoriError) -> tuple[int, Headers, bytes]:
         headers.append((b"retry-after-ms", b"%d" % (error.retry_after * 1000)))
     if isinstance(error, Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, RequestTimeout):
+        headers.append((b"connection", b"close"))
     return error.http_status, headers, msgspec.json.encode(error.envelope())
 
 

@@ -39,6 +39,7 @@ STATUSES = {
     400: "The request is at fault",
     401: "Bad or missing API key",
     404: "Unknown model or path",
+    408: "The body did not come",
     413: "The body is too large",
     429: "Over the limit; see Retry-After",
     500: "A worker group failed",

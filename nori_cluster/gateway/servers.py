@@ -64,6 +64,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._head, self._border = 0, True
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._head is None and self._head_timer is None and not self.transport.is_closing():
+            self._start_head_timer()  # refused before its body had come: the rest is not waited for much longer
+
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_late)
 

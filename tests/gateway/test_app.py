@@ -6,7 +6,7 @@ from itertools import cycle
 import httpx
 import pytest
 from fakes.backend import Script
-from fakes.gateway import CHAT, USER, FakeGateway, error_of, events
+from fakes.gateway import CHAT, COMPLETIONS, USER, FakeGateway, error_of, events
 from fakes.text import HELLO
 
 from nori_cluster.errors import Overloaded, RateLimited
@@ -171,3 +171,10 @@ async def test_openapi_names_errors_streams_and_extension_fields() -> None:
         return set().union(*(references(item) for item in value)) if isinstance(value, list) else set()
 
     assert {reference.rpartition("/")[2] for reference in references(document)} <= set(schemas)
+
+
+async def test_a_compressed_body_is_refused_by_name() -> None:
+    response = await FakeGateway().post(COMPLETIONS, b"\x1f\x8b...", headers={"content-encoding": "gzip"})
+    assert "Content-Encoding" in error_of(response)["message"]
+    plain = {"prompt": "hi", "max_tokens": 1}
+    assert (await FakeGateway().post(COMPLETIONS, plain, headers={"content-encoding": "identity"})).status_code == 200

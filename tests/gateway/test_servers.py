@@ -9,6 +9,7 @@ from fakes.backend import Script
 from fakes.gateway import FakeGateway
 from fakes.text import EOS, HELLO
 
+from nori_cluster.gateway import body as body_module
 from nori_cluster.gateway import servers
 from nori_cluster.gateway.servers import MAX_HEAD, HttpServer, bind
 
@@ -98,3 +99,28 @@ async def test_a_stray_line_end_behind_a_body_does_not_end_its_response(monkeypa
         writer.write(POST % (b"/v1/completions", len(body)) + body + b"\r\nGE")
         assert await status_after(reader) == b"200"
         assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"[DONE]"), 5)
+
+
+async def test_a_body_that_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "BODY_SECONDS", 0.1)
+    async with connected() as (reader, writer):
+        writer.write(POST % (b"/tokenize", 100) + b'{"prompt"')
+        assert await status_after(reader) == b"408"
+        assert b"request_timeout" in await asyncio.wait_for(reader.read(), 5)  # and closed
+
+
+async def test_the_rest_of_a_refused_body_is_dropped_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    post = POST.replace(b"application/json", b"text/plain") % (b"/tokenize", 100)
+    async with connected() as (reader, writer):
+        for _ in range(2):
+            writer.write(post + b"x" * 50)
+            assert await status_after(reader) == b"400"
+            assert b"content type" in await reader.readuntil(b"}}")
+            writer.write(b"x" * 50)
+    monkeypatch.setattr(servers, "HEAD_SECONDS", 0.1)
+    async with connected() as (reader, writer):
+        writer.write(post + b"x" * 50)
+        assert await status_after(reader) == b"400"
+        await asyncio.sleep(0.05)
+        writer.write(b"x")  # uvicorn's keep-alive timer stops here
+        assert b"content type" in await asyncio.wait_for(reader.read(), 3)
