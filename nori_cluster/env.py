@@ -25,9 +25,11 @@ def debug() -> bool:
 
 
 def prepare_ray() -> None:
-    """Settings that Ray reads at import: no usage reports; a local Ray stays on the loopback interface (what the
-    variable below does wherever it is 0, its name notwithstanding)."""
+    """Settings that Ray reads at import: no usage reports; its token authentication on (the default, but said aloud
+    where nobody chose it); a local Ray stays on the loopback interface (what the variable of other systems does
+    wherever it is 0, its name notwithstanding)."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 

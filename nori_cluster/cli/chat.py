@@ -10,6 +10,7 @@ from rich.console import Console
 
 from nori_cluster import env
 from nori_cluster.cli.answer import Answer, GatewayError, ask, client, first_model
+from nori_cluster.errors import ConfigError
 
 with contextlib.suppress(ImportError):  # line editing and history for input(), where Python has it
     import readline  # noqa: F401
@@ -94,11 +95,15 @@ def chat(
     With PROMPT, or with text on standard input, asks once: the answer goes to stdout, the figures to stderr.
     """
     notes = Console(stderr=True, highlight=False)
+    talking = prompt is None and sys.stdin.isatty()
+    question = "" if talking else (sys.stdin.read() if prompt is None else prompt).strip()
+    if not (talking or question):
+        raise ConfigError("nothing to ask: the prompt is empty")
     sampling = {k: v for k, v in {"max_tokens": max_tokens, "temperature": temperature}.items() if v is not None}
     with client(url, api_key or env.api_key()) as http:
         conversation = Conversation(http, model or first_model(http), system, sampling)
-        if prompt is None and sys.stdin.isatty():
+        if talking:
             return talk(conversation, notes)
-        answer = conversation.say(prompt if prompt is not None else sys.stdin.read())
+        answer = conversation.say(question)
         write("\n")
         notes.print(f"[dim]{answer.figures()}[/dim]")

@@ -126,6 +126,7 @@ def banner(config: ClusterConfig, cluster: RunningCluster) -> str:
     moved = config.host != defaults.host
     url = f" --url {cluster.http_url}" if moved or config.ports.http != defaults.ports.http else ""
     admin = f" --admin {cluster.admin_address}" if moved or config.ports.admin != defaults.ports.admin else ""
+    here = "" if nori == "nori" or nori.startswith(("/", "'/")) else ", in this folder"
     lines = [
         f"Serving {config.group.model.name}",
         f"  HTTP     {cluster.http_url}/v1",
@@ -133,7 +134,7 @@ def banner(config: ClusterConfig, cluster: RunningCluster) -> str:
         f"  metrics  {cluster.metrics_url}",
         f"  admin    {cluster.admin_address}",
         "",
-        "From another terminal" + (", with the key in $NORI_API_KEY:" if config.api_key else ":"),
+        f"From another terminal{here}{', with the key in $NORI_API_KEY' if config.api_key else ''}:",
         f"  {curl(config, cluster.http_url)}",
         f"  {nori} chat{url}",
         f"  {nori} status{admin}",

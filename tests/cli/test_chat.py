@@ -49,6 +49,15 @@ def test_text_on_standard_input_is_one_question(gateway: FakeOpenAIServer, monke
     assert gateway.headers[0]["authorization"] == "Bearer secret"
 
 
+@pytest.mark.parametrize(("arguments", "text"), [([""], ""), (["  "], ""), ([], " \n")])
+def test_an_empty_question_is_not_asked(
+    gateway: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main(["chat", *arguments, "--url", gateway.url]) == 2
+    assert not gateway.bodies
+
+
 def test_a_conversation_keeps_its_history(gateway: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["one", "", "two", "/reset", "three", "/system Be kind", "four", "/quit"])
     monkeypatch.setattr("sys.stdin", Terminal())

@@ -116,3 +116,20 @@ def test_the_curl_line_of_the_banner_is_valid(fake: type[FakeCluster], capsys: p
     assert "Authorization: Bearer $NORI_API_KEY" in words
     assert "chat --url http://127.0.0.1:8000" in out  # --port was not the default, so the line must say where
     assert "status --admin 127.0.0.1:8001" in out
+
+
+@pytest.mark.parametrize(("called", "where"), [(".venv/bin/nori", ", in this folder"), ("/opt/x/bin/nori", "")])
+def test_the_banner_says_where_its_commands_work(
+    fake: type[FakeCluster],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    called: str,
+    where: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [called])
+    assert main(["serve", str(tmp_path), *FREE]) == 0
+    out = capsys.readouterr().out
+    assert f"From another terminal{where}:\n" in out
+    assert f"  {called} chat" in out
