@@ -45,6 +45,11 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def valid(text: str) -> str:
+    """The text with U+FFFD for bytes that were not UTF-8 (Python hands them over as lone surrogates)."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def turn(conversation: Conversation, text: str, notes: Console) -> None:
     """One question and its answer; Ctrl-C ends the answer, not the conversation."""
     try:
@@ -61,7 +66,7 @@ def talk(conversation: Conversation, notes: Console) -> None:
     notes.print(f"[bold]{conversation.model}[/bold] at {conversation.http.base_url}  [dim]{HELP}[/dim]")
     while True:
         try:
-            text = input("> ").strip()
+            text = valid(input("> ").strip())
         except (EOFError, KeyboardInterrupt):
             notes.print()
             return
@@ -96,12 +101,12 @@ def chat(
     """
     notes = Console(stderr=True, highlight=False)
     talking = prompt is None and sys.stdin.isatty()
-    question = "" if talking else (sys.stdin.read() if prompt is None else prompt).strip()
+    question = "" if talking else valid(sys.stdin.read() if prompt is None else prompt).strip()
     if not (talking or question):
         raise ConfigError("nothing to ask: the prompt is empty")
     sampling = {k: v for k, v in {"max_tokens": max_tokens, "temperature": temperature}.items() if v is not None}
     with client(url, api_key or env.api_key()) as http:
-        conversation = Conversation(http, model or first_model(http), system, sampling)
+        conversation = Conversation(http, model or first_model(http), system and valid(system), sampling)
         if talking:
             return talk(conversation, notes)
         answer = conversation.say(question)

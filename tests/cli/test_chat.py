@@ -49,6 +49,11 @@ def test_text_on_standard_input_is_one_question(gateway: FakeOpenAIServer, monke
     assert gateway.headers[0]["authorization"] == "Bearer secret"
 
 
+def test_bytes_that_are_not_text_are_replaced(gateway: FakeOpenAIServer) -> None:
+    assert main(["chat", "caf\udce9 \U0001f600", "--url", gateway.url]) == 0
+    assert gateway.bodies[0]["messages"][0]["content"] == "caf\ufffd \U0001f600"
+
+
 @pytest.mark.parametrize(("arguments", "text"), [([""], ""), (["  "], ""), ([], " \n")])
 def test_an_empty_question_is_not_asked(
     gateway: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
