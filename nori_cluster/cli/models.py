@@ -67,12 +67,15 @@ def convert(
     """Write a GGUF file as an ordinary checkpoint: config.json, tokenizer.json, safetensors."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} exists and is not an empty folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        made = Path(scratch) / "checkpoint"
-        made.mkdir()
-        convert_gguf(file, made, dtype=dtype, progress=Bars(NOTES))
-        made.replace(out)  # whole or not at all
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+            made = Path(scratch) / "checkpoint"
+            made.mkdir()
+            convert_gguf(file, made, dtype=dtype, progress=Bars(NOTES))
+            made.replace(out)  # whole or not at all
+    except OSError as error:
+        raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from error
     typer.echo(json.dumps({"file": str(file), "folder": str(out)}) if as_json else str(out))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fakes.checkpoints import make_tiny_llama
+from fakes.gguf_files import QUANT, random_llama, write_llama
 
 from nori_cluster.cli.main import main
 from nori_cluster.cli.models import size
@@ -69,7 +70,16 @@ def test_convert_refuses_a_full_folder_and_what_is_no_gguf(
     assert "not an empty folder" in capsys.readouterr().err
     assert main(["models", "convert", str(junk), str(tmp_path / "out")]) == 1
     assert "junk.gguf" in capsys.readouterr().err
+    assert main(["models", "convert", str(junk), str(junk / "below")]) == 1
+    assert f"cannot write {junk / 'below'}: File exists" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_convert_writes_a_checkpoint(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = write_llama(tmp_path / "tiny.gguf", random_llama(), QUANT.Q8_0), tmp_path / "new" / "out"
+    assert main(["models", "convert", str(source), str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"file": str(source), "folder": str(out)}
+    assert main(["models", "verify", str(out)]) == 0
 
 
 @pytest.mark.parametrize(
