@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import resource
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from nori_cluster.rpc import public
 from nori_cluster.rpc.cluster_backend import ClusterBackend
 from nori_cluster.telemetry import configure_logging
 
+MOST_FILES = 1 << 16  # descriptors: one per connection
 GRPC_GRACE = 1.0  # seconds for gRPC calls that still run after the drain
 
 
@@ -33,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="GatewayConfig as JSON text; - reads the first line of stdin")
     options = parser.parse_args(arguments)
     configure_logging("gateway")
+    raise_file_limit()
     try:
         # A config on stdin keeps the API key out of the process list.
         config = read_config(sys.stdin.readline() if options.config == "-" else options.config)
@@ -41,6 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"nori gateway: {error}\n")
         return 1
     return 0
+
+
+def raise_file_limit() -> None:
+    """The usual soft limit of 1,024 descriptors would refuse the thousandth stream."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def read_config(text: str) -> GatewayConfig:

@@ -1,6 +1,7 @@
 """The gateway process itself: its line on stdout, its exit codes, signals, and the end of stdin."""
 
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -123,3 +124,17 @@ def test_a_bad_config_is_one_clear_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("nori gateway: --config:")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_file_limit_is_raised_and_never_lowered() -> None:
+    code = "import resource as r; from nori_cluster.gateway.main import raise_file_limit as f; f(); f();"
+    code += "print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    for soft, hard, after in ((256, 4096, 4096), (1000, 1000, 1000)):
+
+        def limit(soft: int = soft, hard: int = hard) -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, preexec_fn=limit
+        )
+        assert done.stdout.split() == [str(after), str(hard)]
