@@ -115,7 +115,8 @@ def own_command() -> str:
 
 
 def curl(config: ClusterConfig, url: str) -> str:
-    body = {"model": config.group.model.name, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    question = [{"role": "user", "content": "Why is the sky blue?"}]
+    body = {"model": config.group.model.name, "messages": question, "max_tokens": 100}
     key = ' -H "Authorization: Bearer $NORI_API_KEY"' if config.api_key else ""
     return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps(body))}"
 
