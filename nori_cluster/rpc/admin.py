@@ -92,6 +92,8 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         operation = await self._earlier_drain(request.request_id, name)
         if operation is None:
             grace = convert.seconds(request.grace_period) if request.HasField("grace_period") else None
+            if grace is not None and grace < 0:
+                raise ClientError("grace_period must not be negative", param="grace_period")
             operation = await self._backend.drain(name, grace)
             if request.request_id:
                 self._drains[request.request_id] = name, operation.name

@@ -169,6 +169,11 @@ async def test_planned_calls_say_so() -> None:
             await stub.StreamClusterEvents(pb.StreamClusterEventsRequest()).read()
         with pytest.raises(grpc.aio.AioRpcError, match="workerGroups/"):
             await stub.GetWorkerGroup(pb.GetWorkerGroupRequest(name="g1"))
+        with pytest.raises(grpc.aio.AioRpcError, match="must not be negative"):
+            request = pb.DrainWorkerGroupRequest(name="workerGroups/g1")
+            request.grace_period.FromSeconds(-5)
+            await stub.DrainWorkerGroup(request)
+        assert not p.backend.drained
 
 
 @pytest.mark.parametrize(
