@@ -46,8 +46,10 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def on_signal(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
+    """SIGINT, SIGTERM, and SIGHUP (the terminal was closed) where it is not ignored (nohup)."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def phases(notes: Console) -> Callable[[str], None]:
@@ -77,7 +79,7 @@ def launch(options: ServeOptions, notes: Console, on_ready: Hook = lambda config
 def run(config: ClusterConfig, notes: Console, on_ready: Callable[[RunningCluster], None]) -> int:
     """Start, call on_ready, serve until a signal or a failure, stop. Returns the exit code.
 
-    The first SIGINT or SIGTERM drains, the second ends every process at once, the third ends this one as it stands.
+    The first signal (see on_signal) drains, the second ends every process at once, the third ends this one as it stands.
     """
     on_signal(interrupt)
     cluster: RunningCluster = LAUNCHERS["local"](config, on_phase=phases(notes))

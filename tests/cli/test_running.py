@@ -29,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FakeC
     monkeypatch.setattr(running, "LAUNCHERS", Registry("launcher", {"local": "fakes.launch:Patched"}))
     monkeypatch.setattr("fakes.launch.Patched", Fresh, raising=False)
     monkeypatch.setattr(running, "pull", lambda source, console: tmp_path / source)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield Fresh
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -48,12 +48,22 @@ def test_serve_starts_waits_and_stops(fake: type[FakeCluster], tmp_path: Path) -
     assert (group.parallel.tensor_parallel_size, group.model.dtype) == (3, "float32")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_drains(fake: type[FakeCluster], number: int, capsys: pytest.CaptureFixture[str]) -> None:
     fake.on_wait = staticmethod(lambda: kill(number))
     assert main(["serve", "m", *FREE]) == 0
     assert fake.journal == ["start", "wait", "stop 30"]
     assert "Ctrl-C again" in capsys.readouterr().err
+
+
+def test_nohup_is_respected(fake: type[FakeCluster]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        fake.on_wait = staticmethod(lambda: os.kill(os.getpid(), signal.SIGHUP))
+        assert main(["serve", "m", *FREE]) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_second_signal_stops_at_once(fake: type[FakeCluster]) -> None:
