@@ -79,7 +79,7 @@ def launch(options: ServeOptions, notes: Console, on_ready: Hook = lambda config
 def run(config: ClusterConfig, notes: Console, on_ready: Callable[[RunningCluster], None]) -> int:
     """Start, call on_ready, serve until a signal or a failure, stop. Returns the exit code.
 
-    The first signal (see on_signal) drains, the second ends every process at once, the third ends this one as it stands.
+    The first signal (see on_signal) drains, the second ends every process at once, the third ends this one as it is.
     """
     on_signal(interrupt)
     cluster: RunningCluster = LAUNCHERS["local"](config, on_phase=phases(notes))
