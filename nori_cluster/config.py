@@ -124,6 +124,15 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
 
 
+def resolve_device(device: str, gpus: int, workers: int) -> str:
+    """cpu or cuda. ConfigError when there are too few GPUs: Ray would wait for more of them for ever."""
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    if device == "cuda" and gpus < workers:
+        raise ConfigError(f"{workers} workers need {workers} GPUs and this machine has {gpus}", param="device")
+    return device
+
+
 def encode(config: msgspec.Struct) -> str:
     """JSON text of a config, for another process."""
     return msgspec.json.encode(config).decode()

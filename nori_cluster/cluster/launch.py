@@ -28,7 +28,7 @@ from nori_cluster.checkpoint.parallel import validate_parallel
 from nori_cluster.cluster import processes
 from nori_cluster.cluster.actors import expected, pinned_to_this_node
 from nori_cluster.cluster.controller import Controller, ControllerState
-from nori_cluster.config import ClusterConfig, GatewayConfig, encode
+from nori_cluster.config import ClusterConfig, GatewayConfig, encode, resolve_device
 from nori_cluster.errors import EngineFailure, NoriError
 
 log = logging.getLogger(__name__)
@@ -104,10 +104,9 @@ class Cluster:
     def _resolve_parallel(self) -> None:
         """Device, threads and pipeline depth become concrete: all workers share this machine."""
         parallel = self.config.group.parallel
-        device = parallel.device
-        if device == "auto":
-            device = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
-        threads = parallel.threads or max(1, len(os.sched_getaffinity(0)) // (self.config.replicas * self._size))
+        workers = self.config.replicas * self._size
+        device = resolve_device(parallel.device, int(ray.cluster_resources().get("GPU", 0)), workers)
+        threads = parallel.threads or max(1, len(os.sched_getaffinity(0)) // workers)
         scheduler = self.config.group.scheduler
         depth = scheduler.depth or (2 if device == "cuda" else 1)
         group = structs.replace(
