@@ -102,6 +102,9 @@ def watch(client: AdminClient, address: str, as_json: bool, console: Console) ->
         while True:
             typer.echo(json.dumps(to_json(look(client, address))))
             time.sleep(INTERVAL)
+    while not console.is_terminal:  # a file or a pipe: one look after another
+        console.print(draw(look(client, address)), end="\n\n")
+        time.sleep(INTERVAL)
     with Live(draw(look(client, address)), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(INTERVAL)

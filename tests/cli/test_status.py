@@ -81,6 +81,20 @@ def test_watch_looks_until_interrupted(
     assert [json.loads(line)["version"] for line in lines] == ["9.9"] * 3
 
 
+def test_watch_into_a_pipe_prints_every_look(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses = iter(range(3))
+
+    def sleep(seconds: float) -> None:
+        if next(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    assert main(["status", "--admin", address, "--watch"]) == 0
+    assert capsys.readouterr().out.count("Nori Cluster") == 3
+
+
 @pytest.mark.parametrize("verb", [["status"], ["status", "--watch", "--json"], ["drain", "tiny-0"]])
 def test_nothing_listens(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*verb, "--admin", "127.0.0.1:1"]) == 1
