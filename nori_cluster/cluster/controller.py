@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from nori_cluster import telemetry
 from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.reconcile import GroupRecord, Phase, to_start
-from nori_cluster.cluster.router_keeper import Router, RouterKeeper, RouterProcess
+from nori_cluster.cluster.router_keeper import RouterHandle, RouterKeeper, RouterProcess
 from nori_cluster.cluster.worker_group import WorkerGroup
 from nori_cluster.config import ClusterConfig, RouterConfig
 from nori_cluster.errors import EngineFailure, NoriError, NotFound, Overloaded
@@ -42,7 +42,7 @@ class Controller:
         self,
         config: ClusterConfig,
         make_group: Callable[..., WorkerGroup] = WorkerGroup,
-        make_router: Callable[[RouterConfig], Router] = RouterProcess,
+        make_router: Callable[[RouterConfig], RouterHandle] = RouterProcess,
     ) -> None:
         telemetry.configure_logging("controller")
         self.config = config

@@ -24,7 +24,7 @@ SILENT_SECONDS = 10.0  # a router that does not answer for so long is replaced
 START_SECONDS = 60.0
 
 
-class Router(Protocol):
+class RouterHandle(Protocol):
     """A router process, not yet started. Every call raises a NoriError when the process is lost."""
 
     async def start(self, host: str, port: int) -> int:
@@ -38,7 +38,7 @@ class Router(Protocol):
 
 
 class RouterProcess:
-    """A Router in a Ray actor on this node."""
+    """A RouterHandle on a Ray actor on this node."""
 
     def __init__(self, config: RouterConfig) -> None:
         actor = ray.remote(RouterActor).options(**pinned_to_this_node(), max_concurrency=100)
@@ -68,13 +68,13 @@ async def _answer(reference: Any) -> Any:
 
 
 class RouterKeeper:
-    """start, then keep for as long as the cluster lives. spawn: a new Router."""
+    """start, then keep for as long as the cluster lives. spawn: a new RouterHandle."""
 
-    def __init__(self, spawn: Callable[[], Router], host: str, port: int) -> None:
+    def __init__(self, spawn: Callable[[], RouterHandle], host: str, port: int) -> None:
         self._spawn = spawn
         self._host = host
         self._port = port
-        self._router: Router | None = None
+        self._router: RouterHandle | None = None
 
     @property
     def address(self) -> str:
@@ -121,7 +121,7 @@ class RouterKeeper:
             self._router.kill()
             self._router = None
 
-    def _running(self) -> Router:
+    def _running(self) -> RouterHandle:
         if self._router is None:
             raise EngineFailure("the router is lost and another one starts")
         return self._router

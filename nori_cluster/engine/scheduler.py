@@ -87,7 +87,7 @@ class Scheduler:
         """Where the sequence's digests start: shared by all of its salt, by its siblings only, or by nobody."""
         if self.config.enable_prefix_caching:
             return root(request.cache_salt)
-        return None if request.siblings is None else root(b"siblings %d" % request.siblings)
+        return None if request.siblings is None else root(b"siblings %d " % request.siblings + request.cache_salt)
 
     def abort(self, key: int) -> None:
         """End a sequence; its finish (CANCELLED) comes with the next deltas. No-op when it has ended."""

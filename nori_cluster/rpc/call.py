@@ -43,7 +43,7 @@ class Counts(msgspec.Struct):
     lost: int = 0
 
 
-class Cluster:
+class CallContext:
     """What a Call works with: the router, the links by group id, the counts."""
 
     def __init__(self, router: RouterClient, accept_timeout: float) -> None:
@@ -124,7 +124,7 @@ class _Candidate:
 class Call:
     """A Submission. Owns the candidates of one request; at most one placement at a time."""
 
-    def __init__(self, cluster: Cluster, request: Request, sinks: Sequence[TokenSink], context: int) -> None:
+    def __init__(self, cluster: CallContext, request: Request, sinks: Sequence[TokenSink], context: int) -> None:
         self.cluster = cluster
         self.request = request
         self.group_id = ""

@@ -14,7 +14,7 @@ import msgspec
 from nori_cluster.errors import ModelNotFound
 from nori_cluster.frontend.backend import ModelInfo, Submission, TokenSink
 from nori_cluster.routing.base import GroupState, GroupView
-from nori_cluster.rpc.call import Call, Cluster
+from nori_cluster.rpc.call import Call, CallContext
 from nori_cluster.rpc.dataplane_client import DataPlaneClient, DataPlaneTimes, LinkState
 from nori_cluster.rpc.router_client import RouterClient, RouterClientTimes
 from nori_cluster.types import Request
@@ -38,7 +38,7 @@ class GroupLink(msgspec.Struct, frozen=True, kw_only=True):
     open_sequences: int
 
 
-class ClusterBackend(Cluster):
+class ClusterBackend(CallContext):
     """Belongs to one loop. `degraded` says that the router is lost and this gateway places on its own."""
 
     def __init__(self, router_address: str, gateway_id: str, *, times: BackendTimes = BackendTimes()) -> None:

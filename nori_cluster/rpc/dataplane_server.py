@@ -26,7 +26,7 @@ from nori_cluster.rpc.engine_thread import EngineThread, Load, News, Submitted
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2_grpc as pb_grpc
 from nori_cluster.rpc.options import server_options
-from nori_cluster.types import FinishReason, GroupSpec
+from nori_cluster.types import GroupSpec
 
 log = logging.getLogger(__name__)
 
@@ -357,6 +357,3 @@ def rejection(handles: list[int], error: NoriError, draining: bool = False) -> p
     if error.retry_after is not None:
         message.retry_after.FromNanoseconds(int(error.retry_after * 1e9))
     return pb.ExchangeResponse(rejection=message)
-
-
-assert FinishReason.ERROR.value == 6  # numbers equal nori.common.v1.FinishReason

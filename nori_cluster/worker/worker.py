@@ -150,7 +150,10 @@ class Worker:
         )
         self.cache = KVCache(blocks, spec.num_layers, kv_heads, size, spec.head_dim, dtype, self.device)
         self.table = SlotTable(self.config.scheduler.max_num_seqs, max_model_len + 1, size)
-        backend = ATTENTION["cpu_paged" if self.device.type == "cpu" else "reference"]
+        name = "cpu_paged" if self.device.type == "cpu" else "reference"
+        backend = ATTENTION[name]
+        if not backend.supports(self.device, dtype, spec.head_dim):
+            raise ConfigError(f"attention {name} does not run {dtype} with head_dim {spec.head_dim} on {self.device}")
         self.backend = backend(self.cache, spec.num_heads // self.group.size, spec.head_dim**-0.5)
 
     def _numerics_id(self, weights: str, dtype: torch.dtype) -> str:
