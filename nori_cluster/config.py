@@ -12,6 +12,8 @@ from nori_cluster.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DEVICES = ("auto", "cpu", "cuda")
+# A CPU's GEMMs reach their full rate at 256 rows, and a larger step only makes everyone in it wait for its end.
+STEP_TOKENS = {"cpu": 256, "cuda": 8192}
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,19 +35,31 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one engine. depth: plans in flight. The router is the one place to wait; max_waiting_requests only
-    bounds what a router that was restarted, or gateways without one, may send too much."""
+    """Limits of one engine. The router is the one place to wait; max_waiting_requests only bounds what a router that
+    was restarted, or gateways without one, may send too much."""
 
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 1024
+    max_num_batched_tokens: int | None = None  # tokens of a step; None = by device, see STEP_TOKENS
     max_waiting_requests: int = 1024
     depth: int | None = None  # plans in flight; 2 overlaps planning with the step before; None = 2 on CUDA, 1 on CPU
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
-            if getattr(self, name) < 1:
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1", param=name)
+
+    def resolve(self, device: str) -> "SchedulerConfig":
+        """The same limits with what was left open chosen for the device."""
+        budget = self.max_num_batched_tokens or STEP_TOKENS[device]
+        depth = self.depth or (2 if device == "cuda" else 1)
+        return msgspec.structs.replace(self, max_num_batched_tokens=budget, depth=depth)
+
+    @property
+    def step_tokens(self) -> int:
+        """max_num_batched_tokens of a resolved config."""
+        assert self.max_num_batched_tokens is not None, "SchedulerConfig.resolve was not called"
+        return self.max_num_batched_tokens
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,7 +76,7 @@ class LLM:
         dtype: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 1024,
+        max_num_batched_tokens: int | None = None,
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int | None = None,
@@ -105,7 +105,7 @@ class LLM:
         self.config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(folder)))
         self.tokenizer = Tokenizer.from_folder(folder)
         executor, self.spec = load_inline(self.config, bars)
-        self._core = EngineCore(Scheduler(self.config.scheduler, self.spec), executor)
+        self._core = EngineCore(Scheduler(executor.worker.config.scheduler, self.spec), executor)
         self._next_key = 0
 
     def generate(

@@ -1,8 +1,9 @@
 """Host cost of the engine without a model, in microseconds per sequence and step: `make bench-host`.
 
 The Scheduler, configuration, load figures and cache events of `nori serve`; a step is: plan, pack it for the workers,
-apply the result, read the load, split the news by gateway, encode a StepOutput for each of two gateways. Making the
-result (the workers' part) is not timed. The last line is one JSON object.
+apply the result, read the load, split the news by gateway, encode a StepOutput for each of two gateways. What a worker
+does around its model (decode the plan, SlotTable, ForwardBatch, sampling rows) is timed beside it, per row. The last
+line is one JSON object.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from nori_cluster.config import SchedulerConfig
 from nori_cluster.engine.core import EngineCore
@@ -25,7 +27,10 @@ from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.engine.sequence import SequenceRequest
 from nori_cluster.rpc.dataplane_server import DataplaneServer, Session
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
-from nori_cluster.types import GroupSpec, RowSampling, StepPlan, StepResult, pack
+from nori_cluster.types import GroupSpec, RowSampling, StepPlan, StepResult, pack, unpack
+from nori_cluster.worker.batch import build_batch, row_lengths
+from nori_cluster.worker.sampler import SamplingRows
+from nori_cluster.worker.slots import SlotTable
 
 PROMPT, EOS, STOP, PLAIN = 128, 2, 5, 7
 WARM_UP = 20
@@ -49,6 +54,31 @@ class NoExecutor:
         raise NotImplementedError
 
     def close(self) -> None: ...
+
+
+class WorkerSide:
+    """What a rank does with a plan before and after its model."""
+
+    def __init__(self, sequences: int, longest: int) -> None:
+        self.table = SlotTable(sequences, longest + 1, 16)
+        self.decoder = msgspec.msgpack.Decoder(StepPlan)
+
+    def step(self, encoded: bytes, ids: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> float:
+        """Seconds per row of the plan."""
+        begin = time.perf_counter()
+        plan, table = self.decoder.decode(encoded), self.table
+        table.drop(unpack(plan.drops))
+        for start in plan.starts:
+            table.start(start)
+        slots = unpack(plan.slots)
+        table.append_blocks(slots, plan.blocks[0])
+        lengths = row_lengths(table, slots, unpack(plan.counts))
+        batch = build_batch(table, slots, lengths, torch.device("cpu"))
+        table.advance(slots, lengths)
+        sampled = slots[batch.sample_rows]
+        SamplingRows.gather(table.sampling, sampled, table.output_index(sampled))
+        table.append_tokens(sampled, ids)
+        return (time.perf_counter() - begin) / len(slots)
 
 
 class Bench:
@@ -81,6 +111,9 @@ class Bench:
         self.sessions = [Session(number, 0) for number in (1, 2)]
         self.server._sessions = {session.number: session for session in self.sessions}
         self.encoder = msgspec.msgpack.Encoder()
+        self.encoded: deque[bytes] = deque()
+        self.worker = WorkerSide(sequences, longest)
+        self.worker_us: list[float] = []
         self.rng = np.random.default_rng(0)
         self.started = 0
         for _ in range(sequences):
@@ -122,10 +155,11 @@ class Bench:
             plan = self.scheduler.plan(0.0)
             if plan is None:
                 break
-            self.encoder.encode(plan)
+            self.encoded.append(self.encoder.encode(plan))
             self.executor.submit(plan)
         spent = time.perf_counter() - start
         result, ended = self.answer(self.executor.plans.popleft())
+        self.worker_us.append(self.worker.step(self.encoded.popleft(), unpack(result.ids)) * 1e6)
         start = time.perf_counter()
         deltas = self.scheduler.apply(result, 0.0)
         self.server._engine._measure()
@@ -145,13 +179,20 @@ class Bench:
         """Microseconds per sequence and step."""
         for _ in range(WARM_UP):
             self.step()
+        self.worker_us.clear()
         return [self.step() / self.sequences * 1e6 for _ in range(steps)]
 
 
 def case(sequences: int, steps: int, rounds: int, **options: Any) -> dict[str, Any]:
-    times = [t for _ in range(rounds) for t in Bench(sequences, steps, **options).measure(steps)]
-    spread = np.percentile(times, [10, 50, 90, 99]).round(3).tolist()
-    return {"sequences": sequences, **options, "us": dict(zip(("p10", "p50", "p90", "p99"), spread, strict=True))}
+    benches = [Bench(sequences, steps, **options) for _ in range(rounds)]
+    times = [t for bench in benches for t in bench.measure(steps)]
+    worker = [t for bench in benches for t in bench.worker_us]
+    return {"sequences": sequences, **options, "us": spread(times), "worker_us": spread(worker)}
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    names = ("p10", "p50", "p90", "p99")
+    return dict(zip(names, np.percentile(times, [10, 50, 90, 99]).round(3).tolist(), strict=True))
 
 
 def bare_loop() -> float:
@@ -177,12 +218,14 @@ def main() -> None:
                     rows.append(case(size, options.steps, options.rounds, **choice))
                     row = rows[-1]
                     print(
-                        f"{size:5d} sequences  depth {depth}  cache {prefix_cache!s:5}  churn {churn:.0%}  {row['us']}"
+                        f"{size:5d} sequences  depth {depth}  cache {prefix_cache!s:5}  churn {churn:.0%}  "
+                        f"{row['us']}  worker {row['worker_us']['p50']}"
                     )
     steady = [row for row in rows if row["depth"] == 1 and row["prefix_cache"] and not row["churn"]]
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     report = {
         "us_per_sequence_step": {str(row["sequences"]): row["us"]["p50"] for row in steady},
+        "worker_us_per_row": {str(row["sequences"]): row["worker_us"]["p50"] for row in steady},
         "bare_loop_us_per_1000": round(statistics.median(bare_loop() for _ in range(5)), 1),
         "cases": rows,
         "commit": revision.stdout.strip(),

@@ -52,7 +52,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 1024
+    max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
     async_scheduling: bool | None = None
     max_num_queued_reqs: int = 4096

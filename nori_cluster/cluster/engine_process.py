@@ -120,7 +120,7 @@ class EngineProcess:
             address=self._address,
             max_context_tokens=self._spec.max_model_len,
             max_running_sequences=self._config.scheduler.max_num_seqs,
-            max_batched_tokens=self._config.scheduler.max_num_batched_tokens,
+            max_batched_tokens=self._config.scheduler.step_tokens,
             kv_block_tokens=self._spec.block_size,
             kv_blocks=self._spec.num_blocks,
             numerics_id=self._spec.numerics_id,

@@ -102,17 +102,15 @@ class Cluster:
             self._ray_pids = [pid for pid in processes.descendants(os.getpid()) if pid not in others]
 
     def _resolve_parallel(self) -> None:
-        """Device, threads and pipeline depth become concrete: all workers share this machine."""
+        """Device, threads, step budget and pipeline depth become concrete: all workers share this machine."""
         parallel = self.config.group.parallel
         workers = self.config.replicas * self._size
         device = resolve_device(parallel.device, int(ray.cluster_resources().get("GPU", 0)), workers)
         threads = parallel.threads or max(1, len(os.sched_getaffinity(0)) // workers)
-        scheduler = self.config.group.scheduler
-        depth = scheduler.depth or (2 if device == "cuda" else 1)
         group = structs.replace(
             self.config.group,
             parallel=structs.replace(parallel, device=device, threads=threads),
-            scheduler=structs.replace(scheduler, depth=depth),
+            scheduler=self.config.group.scheduler.resolve(device),
         )
         self.config = structs.replace(self.config, group=group)
 

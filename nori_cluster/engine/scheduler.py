@@ -119,7 +119,7 @@ class Scheduler:
         self._expire(now)
         builder = PlanBuilder(len(self.groups))
         slots, counts = self._advance(builder)
-        started = self._admit(builder, self.config.max_num_batched_tokens - int(counts.sum()), now)
+        started = self._admit(builder, self.config.step_tokens - int(counts.sum()), now)
         if started:
             slots = np.concatenate([slots, np.array([slot for slot, _ in started], dtype=np.int32)])
             counts = np.concatenate([counts, np.array([count for _, count in started], dtype=np.int32)])
@@ -144,7 +144,7 @@ class Scheduler:
         order = np.concatenate([np.flatnonzero(need == 1), np.flatnonzero(need > 1)])
         slots, counts = running[order], need[order]
         before = np.cumsum(counts) - counts
-        counts = np.clip(self.config.max_num_batched_tokens - before, 0, counts)
+        counts = np.clip(self.config.step_tokens - before, 0, counts)
         for index, group in enumerate(self.groups):
             missing = group.missing(slots, columns.planned[slots] + counts)
             for row in np.flatnonzero(missing * (counts > 0)):

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 
+import msgspec
 import numpy as np
 import torch
 
@@ -44,9 +45,9 @@ class Worker:
     """
 
     def __init__(self, config: GroupConfig, group: TPGroup) -> None:
-        self.config = config
         self.group = group
         self.device = resolve_device(config.parallel.device, group.rank)
+        self.config = msgspec.structs.replace(config, scheduler=config.scheduler.resolve(self.device.type))
         if self.device.type == "cpu":
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(config.parallel.threads or max(1, cores // group.size))
@@ -169,7 +170,7 @@ def _step_bytes(spec: ModelSpec, limits: SchedulerConfig, dtype: torch.dtype, ma
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     per_token = (6 * spec.hidden_size + 3 * spec.intermediate_size + 3 * heads) * dtype.itemsize
     per_token += 3 * max_model_len * 4
-    return limits.max_num_batched_tokens * per_token + limits.max_num_seqs * spec.vocab_size * 4 * 6
+    return limits.step_tokens * per_token + limits.max_num_seqs * spec.vocab_size * 4 * 6
 
 
 def _max_model_len(config: GroupConfig, checkpoint: CheckpointConfig) -> int:
