@@ -69,6 +69,34 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None  # torch CPU threads per worker; None = cores / workers on the host
 
 
+class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """batch_invariant: a row's bits do not depend on its batch, chunking or cache hits; slower.
+
+    logprobs_mode: of the model's logits, or of what is left after bias, penalties, temperature, masks and filters.
+    """
+
+    batch_invariant: bool = False
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How drafts are proposed. ngram: what followed the last earlier occurrence of the newest prompt_lookup_max to
+    prompt_lookup_min tokens in the sequence itself; at most num_speculative_tokens of it."""
+
+    method: Literal["ngram"]
+    num_speculative_tokens: int = 4
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 2
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_speculative_tokens <= 16:
+            raise ConfigError("num_speculative_tokens must be between 1 and 16", param="speculative_config")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= 16:
+            raise ConfigError(
+                "prompt_lookup_min and prompt_lookup_max must satisfy 1 ≤ min ≤ max ≤ 16", param="speculative_config"
+            )
+
+
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker group needs."""
 
@@ -76,6 +104,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
+    numerics: NumericsConfig = NumericsConfig()
+    speculative: SpeculativeConfig | None = None
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -190,7 +190,8 @@ class _Run:
             matcher = StopMatcher(sampling.stop, include) if sampling.stop else None
             detokenizer = Detokenizer(self.tokenizer, sampling.skip_special_tokens)
             logprobs = sampling.logprobs is not None
-            self._pending.append(_request(self._first_key + len(self.candidates), prompt, sampling, index))
+            key, eos = self._first_key + len(self.candidates), self.core.scheduler.spec.eos_token_ids
+            self._pending.append(_request(key, prompt, sampling, index, eos))
             self.candidates.append(Candidate(self, index, detokenizer, matcher, include, logprobs, self._times))
             self._params.append(sampling)
 
@@ -292,23 +293,14 @@ def _are_ids(prompt: object) -> TypeGuard[Sequence[int]]:
     return all(isinstance(token, int | np.integer) and not isinstance(token, bool) for token in prompt)
 
 
-def _request(key: int, prompt: tuple[int, ...], sampling: SamplingParams, candidate: int) -> SequenceRequest:
+def _request(
+    key: int, prompt: tuple[int, ...], sampling: SamplingParams, candidate: int, eos: tuple[int, ...]
+) -> SequenceRequest:
     assert sampling.max_tokens is not None
-    assert sampling.seed is not None
-    row = RowSampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        candidate=candidate,
-        bias_ids=tuple(sampling.logit_bias),
-        bias_values=tuple(sampling.logit_bias.values()),
-        logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
-    )
     return SequenceRequest(
         key=key,
         prompt_token_ids=prompt,
-        sampling=row,
+        sampling=RowSampling.of(sampling, candidate, eos),
         max_tokens=sampling.max_tokens,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,

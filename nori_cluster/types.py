@@ -5,7 +5,7 @@ Array fields travel as little-endian bytes (int32 unless said otherwise); numpy 
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -25,11 +25,24 @@ class FinishReason(IntEnum):
     ERROR = 6
 
 
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """The formal language an output must belong to.
+
+    text: a JSON schema, a regular expression, a grammar (Lark or EBNF), a JSON list of strings (choice) or a structural
+    tag (JSON); empty for json_object, which is any JSON object.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "grammar", "choice", "structural_tag"]
+    text: str = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Decoding controls with every default resolved.
 
-    temperature 0 is greedy. top_k 0 and -1 are both off. logprobs: None = off, k = the chosen and k likeliest tokens.
-    max_tokens None = what fits in the context. seed None = drawn at admission.
+    temperature 0 is greedy. top_k 0 and -1 are both off. logprobs: None = off, k = the chosen and k likeliest tokens;
+    prompt_logprobs the same for the prompt's tokens. max_tokens None = what fits in the context; 0 = only the prompt is
+    looked at. seed None = drawn at admission. allowed_token_ids None = all. bad_word_ids: token sequences that never
+    appear; the frontend makes them from bad_words. min_tokens: no end by EOS, stop id or stop string before.
     stop (strings) is the gateway's business: engine and workers never see it.
     """
 
@@ -46,19 +59,87 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     logprobs: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
+    constraint: Constraint | None = None
+
+
+class RowControls(msgspec.Struct, frozen=True, array_like=True):
+    """The controls that few rows use. allowed_ids: empty = all. late_ids: not sampled before min_tokens tokens.
+
+    prompt_logprobs: -1 = off. bad_words: token sequences that must not appear in the output.
+    """
+
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias_ids: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+    allowed_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    late_ids: tuple[int, ...] = ()
+    prompt_logprobs: int = -1
+    constraint: Constraint | None = None
+
+
+PLAIN = RowControls()
 
 
 class RowSampling(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker needs to sample one sequence; constant for its life. seed is unsigned 64-bit."""
+    """What a worker needs to sample one sequence; constant for its life. seed is unsigned 64-bit.
+
+    controls None = PLAIN.
+    """
 
     temperature: float
     top_p: float
     top_k: int
     seed: int
     candidate: int
-    bias_ids: tuple[int, ...] = ()
-    bias_values: tuple[float, ...] = ()
     logprobs: int = -1  # -1 = off
+    controls: RowControls | None = None
+
+    @staticmethod
+    def of(sampling: SamplingParams, candidate: int, eos_token_ids: tuple[int, ...]) -> "RowSampling":
+        """The part of resolved params that concerns workers. seed must be drawn; top_k ≤ 0 is off.
+
+        Only candidate 0 of a request reports prompt logprobs.
+        """
+        assert sampling.seed is not None
+        eos = () if sampling.ignore_eos else eos_token_ids
+        asks_prompt = sampling.prompt_logprobs is not None and candidate == 0
+        controls = RowControls(
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            bias_ids=tuple(sampling.logit_bias),
+            bias_values=tuple(sampling.logit_bias.values()),
+            allowed_ids=sampling.allowed_token_ids or (),
+            bad_words=sampling.bad_word_ids,
+            min_tokens=sampling.min_tokens,
+            late_ids=tuple({*eos, *sampling.stop_token_ids}) if sampling.min_tokens else (),
+            prompt_logprobs=(sampling.prompt_logprobs or 0) if asks_prompt else -1,
+            constraint=sampling.constraint,
+        )
+        return RowSampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=max(sampling.top_k, 0),
+            seed=sampling.seed % (1 << 64),
+            candidate=candidate,
+            logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+            controls=None if controls == PLAIN else controls,
+        )
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +212,9 @@ class StepLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """What rank 0 sampled. counts: int32 tokens per plan row (0 = the row only computed); ids: int32, concatenated.
 
-    error: empty, or why the step failed (then the group is lost).
+    error: empty, or why the step failed (then the group is lost). prompt_logprobs: one entry per computed prompt token
+    but the first, of the rows that ask for them. proposed: int32 drafts tried per plan row; empty = none anywhere.
+    failures: plan row and reason of sequences that cannot go on; they end with an error, the others are not touched.
     """
 
     step: int
@@ -139,6 +222,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     ids: bytes
     logprobs: StepLogprobs | None = None
     error: str = ""
+    prompt_logprobs: StepLogprobs | None = None
+    proposed: bytes = b""
+    failures: tuple[tuple[int, str], ...] = ()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

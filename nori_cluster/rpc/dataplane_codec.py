@@ -8,7 +8,7 @@ import numpy as np
 from nori_cluster.engine.sequence import SequenceRequest
 from nori_cluster.errors import ClientError, UnsupportedParameter
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
-from nori_cluster.types import GroupSpec, RowSampling, StepLogprobs, unpack
+from nori_cluster.types import GroupSpec, RowControls, RowSampling, StepLogprobs, unpack
 
 PROTOCOL_VERSION = 1
 
@@ -84,9 +84,12 @@ def _row_sampling(message: pb.SequenceRequest) -> RowSampling:
         top_k=max(sampling.top_k, 0),
         seed=sampling.seed % (1 << 64),
         candidate=message.candidate,
-        bias_ids=tuple(sampling.logit_bias.keys()),
-        bias_values=tuple(sampling.logit_bias.values()),
         logprobs=message.top_logprobs if message.HasField("top_logprobs") else -1,
+        controls=RowControls(
+            bias_ids=tuple(sampling.logit_bias.keys()), bias_values=tuple(sampling.logit_bias.values())
+        )
+        if sampling.logit_bias
+        else None,
     )
 
 

@@ -32,8 +32,9 @@ class SamplingColumns:
         self.candidate[slot] = sampling.candidate
         self.logprobs[slot] = sampling.logprobs
         self.biases.pop(slot, None)
-        if sampling.bias_ids:
-            self.biases[slot] = (np.array(sampling.bias_ids, np.int64), np.array(sampling.bias_values, np.float32))
+        controls = sampling.controls
+        if controls is not None and controls.bias_ids:
+            self.biases[slot] = (np.array(controls.bias_ids, np.int64), np.array(controls.bias_values, np.float32))
 
 
 class SlotTable:

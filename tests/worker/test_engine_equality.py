@@ -12,7 +12,7 @@ from nori_cluster.device.parallel import SoloGroup
 from nori_cluster.engine.core import EngineCore
 from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.engine.sequence import SequenceRequest
-from nori_cluster.types import RowSampling
+from nori_cluster.types import RowControls, RowSampling
 from nori_cluster.worker.inline import InlineExecutor
 from nori_cluster.worker.worker import Worker
 
@@ -72,7 +72,8 @@ def ask(
     bias=(),
     **more,
 ):
-    sampling = RowSampling(temperature, 1.0, 0, seed, candidate, tuple(b[0] for b in bias), tuple(b[1] for b in bias))
+    controls = RowControls(bias_ids=tuple(b[0] for b in bias), bias_values=tuple(b[1] for b in bias)) if bias else None
+    sampling = RowSampling(temperature, 1.0, 0, seed, candidate, controls=controls)
     fields = dict(ignore_eos=True) | more
     return SequenceRequest(key=key, prompt_token_ids=tuple(prompt), sampling=sampling, max_tokens=max_tokens, **fields)
 

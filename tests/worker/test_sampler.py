@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nori_cluster.types import RowSampling, StepLogprobs, unpack
+from nori_cluster.types import RowControls, RowSampling, StepLogprobs, unpack
 from nori_cluster.worker.sampler import NUCLEUS, SamplingRows, sample
 from nori_cluster.worker.slots import SamplingColumns
 
@@ -14,8 +14,10 @@ pytestmark = pytest.mark.unit
 
 
 def row(**changes: Any) -> RowSampling:
+    """A RowSampling; fields of RowControls may be named as well."""
     settings: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0, "candidate": 0} | changes
-    return RowSampling(**settings)
+    controls = {name: settings.pop(name) for name in RowControls.__struct_fields__ if name in settings}
+    return RowSampling(**settings, controls=RowControls(**controls) if controls else None)
 
 
 def rows_of(settings: list[RowSampling], index: list[int] | None = None) -> SamplingRows:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nori_cluster.types import NewBlocks, RowSampling, SequenceStart, pack
+from nori_cluster.types import NewBlocks, RowControls, RowSampling, SequenceStart, pack
 from nori_cluster.worker.batch import build_batch, row_lengths
 from nori_cluster.worker.slots import SlotTable
 
@@ -58,7 +58,7 @@ def test_resumed_tokens_count_as_output() -> None:
 
 def test_a_reused_slot_remembers_nothing() -> None:
     table = SlotTable(1, 16, 4)
-    biased = RowSampling(temperature=0.5, top_p=1.0, top_k=3, seed=9, candidate=1, bias_ids=(4,), bias_values=(2.0,))
+    biased = RowSampling(0.5, 1.0, 3, 9, 1, controls=RowControls(bias_ids=(4,), bias_values=(2.0,)))
     table.start(SequenceStart(0, pack([1, 2, 3]), 3, 0, biased))
     table.append_blocks(array(0), NewBlocks(pack([1]), pack([2])))
     table.drop(array(0))
