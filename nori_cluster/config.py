@@ -43,17 +43,18 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: int = 1024
     depth: int | None = None  # plans in flight; 2 overlaps planning with the step before; None = 2 on CUDA, 1 on CPU
     enable_prefix_caching: bool = True
+    draft_tokens: int = 0  # most drafts a decoding row may carry beside its one token; from SpeculativeConfig
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1", param=name)
 
-    def resolve(self, device: str) -> "SchedulerConfig":
+    def resolve(self, device: str, draft_tokens: int = 0) -> "SchedulerConfig":
         """The same limits with what was left open chosen for the device."""
         budget = self.max_num_batched_tokens or STEP_TOKENS[device]
         depth = self.depth or (2 if device == "cuda" else 1)
-        return msgspec.structs.replace(self, max_num_batched_tokens=budget, depth=depth)
+        return msgspec.structs.replace(self, max_num_batched_tokens=budget, depth=depth, draft_tokens=draft_tokens)
 
     @property
     def step_tokens(self) -> int:
@@ -106,6 +107,10 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     parallel: ParallelConfig = ParallelConfig()
     numerics: NumericsConfig = NumericsConfig()
     speculative: SpeculativeConfig | None = None
+
+    def resolved_scheduler(self, device: str) -> SchedulerConfig:
+        """The scheduler's limits on this device."""
+        return self.scheduler.resolve(device, self.speculative.num_speculative_tokens if self.speculative else 0)
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):

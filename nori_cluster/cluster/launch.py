@@ -110,7 +110,7 @@ class Cluster:
         group = structs.replace(
             self.config.group,
             parallel=structs.replace(parallel, device=device, threads=threads),
-            scheduler=self.config.group.scheduler.resolve(device),
+            scheduler=self.config.group.resolved_scheduler(device),
         )
         self.config = structs.replace(self.config, group=group)
 

@@ -12,20 +12,28 @@ from nori_cluster.types import FinishReason, NewBlocks, SequenceStart, StepLogpr
 
 
 class InFlight(NamedTuple):
-    """A plan whose result is awaited. samples[r]: row r reaches the end of what is known and samples."""
+    """A plan whose result is awaited. samples[r]: row r reaches the end of what is known and samples one token.
+
+    drafts[r]: how many of the row's counts are room for drafts; it samples as many more tokens as drafts are kept.
+    """
 
     step: int
     slots: NDArray[np.int32]
     counts: NDArray[np.int32]
     samples: NDArray[np.bool_]
+    drafts: NDArray[np.int32]
 
 
 class StartNews(NamedTuple):
-    """A sequence got its first token. queue_time: seconds between arrival and first plan."""
+    """A sequence got its first token. queue_time: seconds between arrival and first plan.
+
+    prompt_logprobs: one entry per prompt token but the first, when asked for.
+    """
 
     key: int
     cached_tokens: int
     queue_time: float
+    prompt_logprobs: StepLogprobs | None = None
 
 
 class FinishNews(NamedTuple):
@@ -35,10 +43,13 @@ class FinishNews(NamedTuple):
     reason: FinishReason
     matched_token_id: int | None = None
     error: str = ""
+    accepted_drafts: int = 0
+    proposed_drafts: int = 0
 
 
 class StepDeltas(msgspec.Struct):
-    """News of one step: keys[i] got counts[i] of the concatenated ids. rows[i] is its plan row (for logprobs)."""
+    """News of one step: keys[i] got counts[i] of the concatenated ids. rows[i] is its plan row in logprobs, which may
+    hold more entries of it than counts[i] (what came after a stop): the first counts[i] are its own."""
 
     step: int
     keys: NDArray[np.int64]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from nori_cluster.config import SchedulerConfig
 from nori_cluster.engine.blocks import BlockPool
 from nori_cluster.engine.kv import KVGroup
+from nori_cluster.engine.outcome import Sampled, join_rows, split_rows
 from nori_cluster.engine.plan import FinishNews, InFlight, PlanBuilder, StartNews, StepDeltas
 from nori_cluster.engine.queue import WaitingQueue
 from nori_cluster.engine.sequence import Sequence, SequenceRequest, SlotColumns
@@ -40,6 +41,7 @@ class Scheduler:
         self.waiting = WaitingQueue(config.max_waiting_requests)
         self.generated_tokens = 0
         self.preemptions = 0
+        self.proposed_drafts = self.accepted_drafts = 0
         self._stop = StopRules(spec.eos_token_ids, num_slots)
         self._sequences: dict[int, Sequence] = {}  # by key: all that have not ended
         self._running: list[Sequence] = []  # by order
@@ -126,23 +128,27 @@ class Scheduler:
         if not len(slots):
             return None
         columns = self.columns
+        need = columns.expected[slots] - columns.planned[slots]
+        samples, drafts = counts >= need, np.maximum(counts - need, 0)
         columns.planned[slots] += counts
+        columns.expected[slots] += samples + drafts
         columns.last_plan[slots] = self._step
-        samples = columns.planned[slots] == columns.expected[slots]
-        columns.expected[slots] += samples
         plan = builder.build(self._step, self._drops, slots, counts)
-        self._in_flight.append(InFlight(self._step, slots, counts, samples))
+        self._in_flight.append(InFlight(self._step, slots, counts, samples, drafts))
         self._drops = []
         self._step += 1
         return plan
 
     def _advance(self, builder: PlanBuilder) -> tuple[Rows, Rows]:
-        """Rows of the running sequences: those that decode first, then prefill chunks, within the budget."""
+        """Rows of the running sequences: those that decode first, with room for drafts, then prefill chunks, within the
+        budget. With drafts `planned` and `expected` are upper bounds until the result says how many were kept."""
         columns, running = self.columns, self._slots
         need = columns.expected[running] - columns.planned[running]
-        need[columns.expected[running] >= columns.limit[running]] = 0  # its last token is being sampled
+        left = columns.limit[running] - columns.expected[running]
+        need[left <= 0] = 0  # its last token is being sampled
         order = np.concatenate([np.flatnonzero(need == 1), np.flatnonzero(need > 1)])
-        slots, counts = running[order], need[order]
+        slots, need, left = running[order], need[order], left[order]
+        counts = need + np.where(need == 1, np.minimum(left - 1, self.config.draft_tokens), 0)
         before = np.cumsum(counts) - counts
         counts = np.clip(self.config.step_tokens - before, 0, counts)
         for index, group in enumerate(self.groups):
@@ -151,7 +157,10 @@ class Scheduler:
                 slot, lack = int(slots[row]), int(missing[row])
                 if not columns.alive[slot]:
                     continue  # preempted a moment ago
-                if self._make_room(lack, slot, builder):
+                if lack > self.pool.free and counts[row] > need[row]:  # nobody is preempted for drafts
+                    counts[row] = need[row]
+                    lack = int(group.missing(slots[row : row + 1], columns.planned[slot] + need[row])[0])
+                if not lack or self._make_room(lack, slot, builder):
                     builder.give(index, slot, group.grow(slot, lack))
                 else:
                     counts[row] = 0
@@ -184,8 +193,9 @@ class Scheduler:
                 break
             length, size = len(sequence.tokens), self.pool.block_size
             digests = sequence.digest_blocks(sequence.tokens, (length - 1) // size, size)
-            hits = self.pool.index.match(digests)
-            if len(hits) < len(digests) and self.pool.index.is_pending(digests[len(hits)]):
+            reads_cache = not sequence.wants_prompt_logprobs
+            hits = self.pool.index.match(digests) if reads_cache else []
+            if reads_cache and len(hits) < len(digests) and self.pool.index.is_pending(digests[len(hits)]):
                 self.waiting.defer_head()
                 continue
             lack = self.pool.blocks_for(length) - len(hits)
@@ -228,6 +238,7 @@ class Scheduler:
         """Give up its slot and blocks; it waits again with all its tokens and recomputes them."""
         sequence.preemptions += 1
         self.preemptions += 1
+        sequence.prompt_logprobs.clear()
         sequence.tokens = self.columns.stop(sequence)
         self._leave(sequence)
         self.waiting.restore(sequence)
@@ -239,30 +250,37 @@ class Scheduler:
         record = self._in_flight.popleft()
         assert result.step == record.step, "results out of order"
         columns = self.columns
-        alive = columns.alive[record.slots]
-        columns.computed[record.slots[alive]] += record.counts[alive]
-        self._share(record.slots[alive])
         emitted = unpack(result.counts)
-        assert (emitted == record.samples).all(), "a row sampled that should not, or the reverse"
+        unused = record.samples + record.drafts - emitted  # room for drafts that came to nothing
+        assert ((unused >= 0) & (unused <= record.drafts)).all(), "a row sampled that should not, or the reverse"
+        alive = columns.alive[record.slots]
+        live, slack = record.slots[alive], unused[alive]
+        columns.computed[live] += record.counts[alive] - slack
+        columns.planned[live] -= slack
+        columns.expected[live] -= slack
+        self._share(live)
+        self._note(record, result)
+        alive = columns.alive[record.slots]  # a failed one has ended
         rows = np.flatnonzero(alive & record.samples).astype(np.int32)
-        ids = unpack(result.ids)[(np.cumsum(emitted) - emitted)[rows]]
         slots = record.slots[rows]
-        columns.tokens[slots, columns.known[slots]] = ids
-        columns.known[slots] += 1
-        self.generated_tokens += len(rows)
+        sampled = Sampled.of(unpack(result.ids), emitted, rows)
+        sampled.stop(self._stop.stopped(slots[sampled.owners], sampled.ids))
+        columns.tokens[slots[sampled.owners], columns.known[slots[sampled.owners]] + sampled.places] = sampled.ids
+        before = columns.known[slots]
+        columns.known[slots] += sampled.counts
+        self.generated_tokens += len(sampled.ids)
         deltas = StepDeltas(
             step=result.step,
             keys=columns.keys[slots],
-            counts=np.ones(len(rows), dtype=np.int32),
-            ids=ids,
+            counts=sampled.counts,
+            ids=sampled.ids,
             rows=rows,
-            starts=self._first_tokens(slots),
+            starts=self._first_tokens(slots, before),
             logprobs=result.logprobs,
         )
-        stopped = self._stop.stopped(slots, ids)
-        for i in np.flatnonzero(stopped | (columns.known[slots] >= columns.limit[slots])):
+        for i in np.flatnonzero(sampled.stopped | (columns.known[slots] >= columns.limit[slots])):
             slot, key = int(slots[i]), int(deltas.keys[i])
-            reason, matched = self._stop.reason(slot, int(ids[i]), bool(stopped[i]))
+            reason, matched = self._stop.reason(slot, sampled.last(int(i)), bool(sampled.stopped[i]))
             self._end(self._sequences[key], FinishNews(key, reason, matched))
         self._release(record.step)
         deltas.finishes, self._news = self._news, []
@@ -290,14 +308,41 @@ class Scheduler:
         news, self._news = self._news, []
         return StepDeltas(self._step, np.zeros(0, dtype=np.int64), empty, empty, empty, finishes=news)
 
-    def _first_tokens(self, slots: Rows) -> list[StartNews]:
+    def _note(self, record: InFlight, result: StepResult) -> None:
+        """What a result says of single rows: prompt logprobs, drafts, sequences that cannot go on."""
+
+        def sequence_of(row: int) -> Sequence | None:
+            slot = int(record.slots[row])
+            return self._sequences[int(self.columns.keys[slot])] if self.columns.alive[slot] else None
+
+        if result.prompt_logprobs is not None:
+            for row, part in split_rows(result.prompt_logprobs):
+                if (sequence := sequence_of(row)) is not None:
+                    sequence.prompt_logprobs.append(part)
+        proposed = unpack(result.proposed)
+        kept = np.clip(unpack(result.counts) - 1, 0, proposed) if len(proposed) else proposed
+        for row in np.flatnonzero(proposed).tolist():
+            if (sequence := sequence_of(row)) is not None:
+                sequence.proposed += int(proposed[row])
+                sequence.accepted += int(kept[row])
+        self.proposed_drafts += int(proposed.sum())
+        self.accepted_drafts += int(kept.sum())
+        for row, why in result.failures:
+            if (sequence := sequence_of(row)) is not None:
+                self._end(sequence, FinishNews(sequence.request.key, FinishReason.ERROR, error=why))
+
+    def _first_tokens(self, slots: Rows, before: Rows) -> list[StartNews]:
+        """Those that got their first token just now; before: what they knew."""
         columns = self.columns
         starts = []
-        for slot in slots[columns.known[slots] == columns.first_known[slots]]:
+        first = columns.first_known[slots]
+        for slot in slots[(before < first) & (columns.known[slots] >= first)]:
             sequence = self._sequences[int(columns.keys[slot])]
             assert sequence.started is not None
             waited = sequence.started - sequence.arrival
-            starts.append(StartNews(sequence.request.key, sequence.cached_tokens, waited))
+            logprobs = join_rows(sequence.prompt_logprobs) if sequence.prompt_logprobs else None
+            sequence.prompt_logprobs = []
+            starts.append(StartNews(sequence.request.key, sequence.cached_tokens, waited, logprobs))
         return starts
 
     # -- leaving ----------------------------------------------------------------------------------------------------
@@ -313,7 +358,7 @@ class Scheduler:
         else:
             self.columns.stop(sequence)
             self._leave(sequence)
-        self._news.append(news)
+        self._news.append(news._replace(accepted_drafts=sequence.accepted, proposed_drafts=sequence.proposed))
 
     def _leave(self, sequence: Sequence) -> None:
         """Out of the running; slot and blocks return now, or when the last plan naming the slot is applied."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nori_cluster.hashing import Digest, extend
-from nori_cluster.types import RowSampling
+from nori_cluster.types import RowSampling, StepLogprobs
 
 
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +41,8 @@ class Sequence:
     """The mutable life of a request, owned by the Scheduler. slot is -1 while it waits."""
 
     __slots__ = (
-        "arrival", "cached_tokens", "digests", "limit", "order", "preemptions", "request", "root", "slot", "started",
-        "tokens",
+        "accepted", "arrival", "cached_tokens", "digests", "limit", "order", "preemptions", "prompt_logprobs",
+        "proposed", "request", "root", "slot", "started", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: SequenceRequest, limit: int, arrival: float, number: int, root: Digest | None) -> None:
@@ -54,6 +54,8 @@ class Sequence:
         self.started: float | None = None  # when it was first planned
         self.preemptions = 0
         self.cached_tokens = 0  # found in the prefix cache when it first started
+        self.proposed = self.accepted = 0  # drafts
+        self.prompt_logprobs: list[StepLogprobs] = []  # those of the prompt tokens computed so far, until they are told
         self.root = root  # of the digest chain; None when it shares nothing
         self.digests: list[Digest] = []  # of its first full blocks, as far as they were needed
         self.tokens: NDArray[np.int32] | None = np.array(request.prompt_token_ids, dtype=np.int32)
@@ -66,6 +68,14 @@ class Sequence:
             parent = self.digests[-1] if self.digests else self.root
             self.digests.append(extend(parent, tokens[block * block_size : (block + 1) * block_size].tobytes()))
         return self.digests[:blocks]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Every prompt token must go through the model, cached or not: their logprobs were not told yet."""
+        controls = self.request.sampling.controls
+        if controls is None or controls.prompt_logprobs < 0:
+            return False
+        return self.tokens is None or len(self.tokens) == len(self.request.prompt_token_ids)
 
     @property
     def waiting_tokens(self) -> int:

@@ -47,7 +47,7 @@ class Worker:
     def __init__(self, config: GroupConfig, group: TPGroup) -> None:
         self.group = group
         self.device = resolve_device(config.parallel.device, group.rank)
-        self.config = msgspec.structs.replace(config, scheduler=config.scheduler.resolve(self.device.type))
+        self.config = msgspec.structs.replace(config, scheduler=config.resolved_scheduler(self.device.type))
         if self.device.type == "cpu":
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(config.parallel.threads or max(1, cores // group.size))

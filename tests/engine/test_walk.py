@@ -1,4 +1,4 @@
-"""200 random walks with check() after each step; five planted bugs must each make the walk fail."""
+"""200 random walks with check() after each step; each planted bug must make one fail."""
 
 import heapq
 
@@ -7,9 +7,11 @@ import pytest
 from engine.walk import Walk
 
 from nori_cluster.engine.kv import KVGroup
+from nori_cluster.engine.outcome import Sampled
 from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.engine.sequence import Sequence
 from nori_cluster.hashing import extend
+from nori_cluster.types import FinishReason
 
 pytestmark = pytest.mark.unit
 
@@ -142,9 +144,61 @@ class Unfair(Scheduler):
         return rows
 
 
+class KeptDrafts(Scheduler):
+    """Drafts that were not kept stay planned and expected."""
+
+    def apply(self, result, now):
+        record = self._in_flight[0]
+        slots = record.slots[self.columns.alive[record.slots]]
+        before = self.columns.planned[slots], self.columns.expected[slots]
+        deltas = super().apply(result, now)
+        self.columns.planned[slots], self.columns.expected[slots] = before
+        return deltas
+
+
+class TwicePrompt(Scheduler):
+    """Prompt logprobs from before a preemption are told again after it."""
+
+    def _preempt(self, sequence):
+        kept = list(sequence.prompt_logprobs)
+        super()._preempt(sequence)
+        sequence.prompt_logprobs += kept
+
+
+class PastTheStop(Scheduler):
+    """What a row sampled after its stop token is sent as well."""
+
+    def apply(self, result, now):
+        stop = Sampled.stop
+
+        def only_mark(sampled, hits):
+            whole = sampled.counts, sampled.ids, sampled.owners, sampled.places
+            stop(sampled, hits)
+            sampled.counts, sampled.ids, sampled.owners, sampled.places = whole
+
+        Sampled.stop = only_mark
+        try:
+            return super().apply(result, now)
+        finally:
+            Sampled.stop = stop
+
+
+class CachedPrompt(Scheduler):
+    """Prompt logprobs are not computed where the cache has the block (F13)."""
+
+    def submit(self, request, now):
+        super().submit(request, now)
+        self._sequences[request.key].__class__ = ReadsCache
+
+
+class ReadsCache(Sequence):
+    __slots__ = ()
+    wants_prompt_logprobs = False
+
+
 BUGS = {
     LeakOnAbort: 1, DoubleFree: 1, EarlyRelease: 2, LostSlot: 1, ShortTable: 1, StaleStop: 1, EarlyIndex: 1,
-    StaleDigest: 1, ForgottenParent: 1, Unfair: 1,
+    StaleDigest: 1, ForgottenParent: 1, Unfair: 1, KeptDrafts: 1, TwicePrompt: 1, PastTheStop: 1, CachedPrompt: 1,
 }  # fmt: skip
 
 
@@ -157,13 +211,17 @@ def test_planted_bug_is_caught(bug: type[Scheduler], depth: int) -> None:
 
 def test_walks_meet_what_they_are_for() -> None:
     """They would prove little if they never preempted, hit, evicted or waited for a block being computed."""
-    preemptions = hits = evictions = 0
+    preemptions = hits = evictions = kept = failed = 0
     for seed in range(20):
         walk = Walk(seed, 2)
         walk.run(60)
         preemptions += walk.scheduler.preemptions
         hits += walk.scheduler.pool.index.hits
         evictions += walk.scheduler.pool.evictions
+        kept += walk.scheduler.accepted_drafts
+        failed += list(walk.ended.values()).count(FinishReason.ERROR)
     assert preemptions > 20
-    assert hits > 500
+    assert hits > 300
+    assert kept > 100
+    assert failed > 2
     assert evictions > 100

@@ -3,14 +3,14 @@
 import random
 
 import numpy as np
-from fakes.executor import FakeExecutor, next_token
+from fakes.executor import FAILING, FakeExecutor, next_token
 
 from nori_cluster.config import SchedulerConfig
 from nori_cluster.engine.core import EngineCore
 from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.engine.sequence import SequenceRequest
 from nori_cluster.errors import ClientError, Overloaded
-from nori_cluster.types import FinishReason, GroupSpec, RowSampling
+from nori_cluster.types import FinishReason, GroupSpec, RowControls, RowSampling, StepLogprobs, unpack
 
 EOS = 3
 
@@ -23,8 +23,9 @@ def make_spec(**changes) -> GroupSpec:
     return GroupSpec(**(fields | changes))
 
 
-def make_request(key: int, prompt, *, max_tokens=8, seed=0, **fields) -> SequenceRequest:
-    sampling = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=seed, candidate=0)
+def make_request(key: int, prompt, *, max_tokens=8, seed=0, prompt_logprobs=-1, **fields) -> SequenceRequest:
+    controls = RowControls(prompt_logprobs=prompt_logprobs) if prompt_logprobs >= 0 else None
+    sampling = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=seed, candidate=0, controls=controls)
     return SequenceRequest(key=key, prompt_token_ids=tuple(prompt), sampling=sampling, max_tokens=max_tokens, **fields)
 
 
@@ -52,6 +53,7 @@ class Walk:
             max_num_batched_tokens=self.rng.choice((8, 16, 40)),
             max_waiting_requests=9,
             enable_prefix_caching=self.rng.random() < 0.7,
+            draft_tokens=self.rng.choice((0, 0, 1, 3)),
         )
         self.scheduler = scheduler_class(config, spec)
         self.executor = FakeExecutor(spec, config.max_num_seqs, depth)
@@ -122,6 +124,7 @@ class Walk:
             deadline=deadline,
             cache_salt=b"x" if rng.random() < 0.1 else b"",
             siblings=key // 3 if rng.random() < 0.3 else None,
+            prompt_logprobs=1 if rng.random() < 0.2 else -1,
         )
         try:
             self.core.submit(request, self.now)
@@ -145,6 +148,7 @@ class Walk:
         for news in deltas.starts:
             assert news.key not in self.started
             self.started.add(news.key)
+            self.check_prompt_logprobs(self.requests[news.key], news.prompt_logprobs)
         at = 0
         for key, count in zip(deltas.keys.tolist(), deltas.counts.tolist(), strict=True):
             assert key not in self.ended, "tokens after the end"
@@ -155,6 +159,16 @@ class Walk:
             assert finish.key not in self.ended, "two terminal events"
             self.ended[finish.key] = finish.reason
 
+    def check_prompt_logprobs(self, request: SequenceRequest, logprobs: StepLogprobs | None) -> None:
+        """One entry per prompt token but the first, whatever was cached, cut into chunks or preempted."""
+        prompt = list(request.prompt_token_ids[: request.prompt_len])
+        if request.sampling.controls is None or len(prompt) == 1:
+            assert logprobs is None
+        else:
+            assert logprobs is not None, "no prompt logprobs"
+            assert np.frombuffer(logprobs.chosen, "<f4").astype(int).tolist() == prompt[1:]
+            assert unpack(logprobs.top_ids).tolist() == prompt[1:]
+
     def settle(self) -> None:
         """At the end: nothing runs, nothing leaked, every request ended once and said what it says alone."""
         assert not self.core.has_work, "work left over"
@@ -163,7 +177,10 @@ class Walk:
         for key, request in self.requests.items():
             expected = alone(request, self.scheduler.spec)
             got = self.outputs[key]
-            if key in self.cut:
+            if self.ended[key] is FinishReason.ERROR:
+                assert request.sampling.seed == FAILING, "a request failed that should not"
+                assert got == expected[: len(got)], "a failed request said something else"
+            elif key in self.cut:
                 assert got == expected[: len(got)], "a cut request said something else"
             else:
                 assert got == expected, "a request said something else than alone"

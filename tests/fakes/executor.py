@@ -1,13 +1,15 @@
 """A FakeExecutor: a worker without a model. Its KV cache stores token ids, and what it samples is a hash of what it
 finds there through the block tables, so a wrong table, a freed block or a lost token changes the output."""
 
+import random
 from collections import deque
 
 import numpy as np
 
-from nori_cluster.types import GroupSpec, StepPlan, StepResult, pack, unpack
+from nori_cluster.types import GroupSpec, StepLogprobs, StepPlan, StepResult, pack, unpack
 
 POISON = -7
+FAILING = 99  # the seed of sequences that fail at some step
 
 
 def next_token(tokens: np.ndarray, seed: int, vocab: int) -> int:
@@ -16,8 +18,16 @@ def next_token(tokens: np.ndarray, seed: int, vocab: int) -> int:
     return int(mixed % vocab)
 
 
+def prompt_entries(scored: list[tuple[int, int]]) -> StepLogprobs:
+    """(row, prompt token) each; the fake's logprob of a token is its id, and so is its one top entry."""
+    tokens = [token for _, token in scored]
+    floats = np.array(tokens, "<f4").tobytes()
+    return StepLogprobs(pack([row for row, _ in scored]), floats, pack([1] * len(scored)), pack(tokens), floats)
+
+
 class FakeExecutor:
-    """Executes plans at submit, hands results out late (at collect)."""
+    """Executes plans at submit, hands results out late (at collect). Room for drafts is used at random: a draft that
+    was kept is what it would have said anyway, of one that was not the KV cache holds rubbish."""
 
     chains = True
 
@@ -31,7 +41,9 @@ class FakeExecutor:
         self.tokens: list[list[int]] = [[] for _ in range(num_slots)]
         self.computed = [0] * num_slots
         self.seeds = [0] * num_slots
+        self.prompts: dict[int, int] = {}  # slot → prompt_len, of those that ask for prompt logprobs
         self.results: deque[StepResult] = deque()
+        self.random = random.Random(num_slots)
         self.computed_tokens = 0
         self.closed = False
 
@@ -42,16 +54,39 @@ class FakeExecutor:
             self.tokens[start.slot] = unpack(start.tokens).tolist()
             self.computed[start.slot] = start.computed
             self.seeds[start.slot] = start.sampling.seed
+            controls = start.sampling.controls
+            self.prompts[start.slot] = start.prompt_len if controls and controls.prompt_logprobs >= 0 else 0
             self.blocks[start.slot] = 0
         slots, counts = unpack(plan.slots), unpack(plan.counts)
         assert len(set(slots.tolist())) == len(slots), "a slot stands twice in one plan"
         self._take_blocks(slots, plan)
-        out_counts, ids = [], []
-        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+        out_counts, ids, proposed, scored, failures = [], [], [], [], []
+        for row, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True)):
+            begin = self.computed[slot]
+            end = min(begin + count, self.prompts[slot] - 1)
+            scored += [(row, self.tokens[slot][position + 1]) for position in range(begin, end)]
+            if self.seeds[slot] == FAILING and self.random.random() < 0.2:
+                failures.append((row, "the fake cannot go on"))
+            room = count - (len(self.tokens[slot]) - self.computed[slot])
             sampled = self._advance(slot, count)
+            drafts = self.random.randint(0, max(room, 0))
+            kept = self.random.randint(0, drafts)
+            for _ in range(kept):
+                sampled += self._advance(slot, 1)
+            for place in range(drafts - kept):
+                self._write(slot, self.computed[slot] + place, POISON)
+            proposed.append(drafts)
             out_counts.append(len(sampled))
             ids.extend(sampled)
-        self.results.append(StepResult(step=plan.step, counts=pack(out_counts), ids=pack(ids)))
+        result = StepResult(
+            plan.step,
+            pack(out_counts),
+            pack(ids),
+            prompt_logprobs=prompt_entries(scored) if scored else None,
+            proposed=pack(proposed),
+            failures=tuple(failures),
+        )
+        self.results.append(result)
 
     def _take_blocks(self, slots: np.ndarray, plan: StepPlan) -> None:
         (group,) = plan.blocks
@@ -67,8 +102,7 @@ class FakeExecutor:
         size, known = self.spec.block_size, self.tokens[slot]
         end = min(self.computed[slot] + count, len(known))
         for position in range(self.computed[slot], end):
-            assert position // size < self.blocks[slot], "a token has no block"
-            self.kv[self.table[slot, position // size], position % size] = known[position]
+            self._write(slot, position, known[position])
         self.computed_tokens += end - self.computed[slot]
         self.computed[slot] = end
         if end < len(known):
@@ -78,6 +112,11 @@ class FakeExecutor:
         token = next_token(seen, self.seeds[slot], self.spec.vocab_size)
         known.append(token)
         return [token]
+
+    def _write(self, slot: int, position: int, token: int) -> None:
+        block, offset = divmod(position, self.spec.block_size)
+        assert block < self.blocks[slot], "a token has no block"
+        self.kv[self.table[slot, block], offset] = token
 
     def collect(self) -> StepResult:
         return self.results.popleft()
