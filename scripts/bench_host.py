@@ -76,7 +76,7 @@ class WorkerSide:
         batch = build_batch(table, slots, lengths, torch.device("cpu"))
         table.advance(slots, lengths)
         sampled = slots[batch.sample_rows]
-        SamplingRows.gather(table.sampling, sampled, table.output_index(sampled))
+        SamplingRows.gather(table, sampled, batch.sample_places.astype(np.int32))
         table.append_tokens(sampled, ids)
         return (time.perf_counter() - begin) / len(slots)
 

@@ -23,8 +23,9 @@ class ForwardBatch:
     query_starts: Int32Array  # [R + 1] host; row r owns tokens query_starts[r] : query_starts[r + 1]
     context_lens: Int32Array  # [R] host; tokens of the row that have KV after this step
     block_tables: Int32Array  # [R, blocks of the longest row] host; entries past the row's own blocks mean nothing
-    sample_rows: Int64Array  # [S] host; rows that reached their true length, ascending
-    sample_tokens: torch.Tensor  # [S] device; index into T of the last token of each sampling row
+    sample_rows: Int64Array  # [P] host; the row of each position that samples, ascending; a row with d drafts has 1 + d
+    sample_places: Int64Array  # [P] host; 0 … d: how many drafts stand before what is sampled
+    sample_tokens: torch.Tensor  # [P] device; index into T of each position
 
     @property
     def num_rows(self) -> int:

@@ -5,13 +5,17 @@ import torch
 from numpy.typing import NDArray
 
 from nori_cluster.device.forward import ForwardBatch
-from nori_cluster.worker.slots import Int32Array, SlotTable
+from nori_cluster.worker.slots import Int32Array, SlotTable, spread
 
 
 def row_lengths(table: SlotTable, slots: Int32Array, counts: Int32Array) -> Int32Array:
-    """Tokens each row really advances: the plan's upper bounds cut at the rows' true lengths."""
-    lengths: Int32Array = np.minimum(counts, table.known[slots] - table.computed[slots])
+    """Tokens each row computes: the plan's upper bounds cut at the rows' true lengths; a row that gets there goes on
+    with its drafts, which are put in place, as far as its bound reaches."""
+    left = table.known[slots] - table.computed[slots]
+    lengths: Int32Array = np.minimum(counts, left)
     assert (lengths > 0).all(), "a planned row has nothing to compute"
+    if table.drafts.shape[1]:
+        lengths += table.place_drafts(slots, np.where(lengths == left, counts - lengths, 0))
     return lengths
 
 
@@ -29,7 +33,13 @@ def build_batch(table: SlotTable, slots: Int32Array, lengths: Int32Array, device
     size = table.block_size
     mapping = table.blocks[owners, positions // size].astype(np.int64) * size + positions % size
     blocks = -(-int(context.max()) // size)
-    sample_rows = np.flatnonzero(context == table.known[slots])
+    drafts = context - table.known[slots]
+    sample_rows = np.flatnonzero(drafts >= 0)
+    places, ends = np.zeros(len(sample_rows), np.int64), starts[1:][sample_rows].astype(np.int64)
+    if (drafts > 0).any():
+        of_row, place = spread(drafts[sample_rows] + 1)
+        sample_rows, places = sample_rows[of_row], place.astype(np.int64)
+        ends = starts[1:][sample_rows] - drafts[sample_rows] + places
 
     def put(array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -42,5 +52,6 @@ def build_batch(table: SlotTable, slots: Int32Array, lengths: Int32Array, device
         context_lens=context,
         block_tables=table.blocks[slots, :blocks],
         sample_rows=sample_rows,
-        sample_tokens=put(starts[1:][sample_rows].astype(np.int64) - 1),
+        sample_places=places,
+        sample_tokens=put(ends - 1),
     )

@@ -5,16 +5,18 @@ ids of the winning block. That is an exact draw from softmax, needs 832 words of
 changes only where two perturbed scores are nearly equal, however the logits were rounded.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from nori_cluster.types import StepLogprobs, pack
+from nori_cluster.worker.edits import StepEdits
 from nori_cluster.worker.philox import Words, gumbel, philox
-from nori_cluster.worker.slots import Int32Array, SamplingColumns
+from nori_cluster.worker.slots import Int32Array, SlotTable
 
 BLOCK: Final = 64  # ids per block of the first level; part of the definition of a seed's meaning
 NUCLEUS: Final = 1024  # likeliest ids looked at first for top_p; flat rows are sorted in full
@@ -24,70 +26,167 @@ _NEVER: Final = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Parameters of the S rows that sample, gathered from the SlotTable."""
+    """Parameters of the P positions that sample, gathered from the SlotTable: one per row, and one more per draft."""
 
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
     top_k: Int32Array
+    min_p: NDArray[np.float32]
     seed: Words
     candidate: NDArray[np.uint32]
     output_index: Int32Array  # absolute index of the token in the sequence's output
     logprobs: Int32Array  # -1 = off
-    bias_rows: NDArray[np.int64]  # [N] row of each bias entry
-    bias_ids: NDArray[np.int64]
-    bias_values: NDArray[np.float32]
+    edits: StepEdits | None
 
     @staticmethod
-    def gather(columns: SamplingColumns, slots: Int32Array, output_index: Int32Array) -> "SamplingRows":
-        rows: list[NDArray[np.int64]] = []
-        ids: list[NDArray[np.int64]] = []
-        values: list[NDArray[np.float32]] = []
-        if columns.biases:
-            for row, slot in enumerate(slots.tolist()):
-                if slot in columns.biases:
-                    ids.append(columns.biases[slot][0])
-                    values.append(columns.biases[slot][1])
-                    rows.append(np.full(len(ids[-1]), row, np.int64))
+    def gather(table: SlotTable, slots: Int32Array, places: Int32Array) -> "SamplingRows":
+        """slots, places [P]: whose position it is, and how many drafts stand before it."""
+        columns = table.sampling
+        ends = table.known[slots] + places
+        starts = table.prompt_len[slots]
         return SamplingRows(
             temperature=columns.temperature[slots],
             top_p=columns.top_p[slots],
             top_k=columns.top_k[slots],
+            min_p=columns.min_p[slots],
             seed=columns.seed[slots],
             candidate=columns.candidate[slots],
-            output_index=output_index,
+            output_index=ends - starts,
             logprobs=columns.logprobs[slots],
-            bias_rows=np.concatenate(rows) if rows else np.zeros(0, np.int64),
-            bias_ids=np.concatenate(ids) if ids else np.zeros(0, np.int64),
-            bias_values=np.concatenate(values) if values else np.zeros(0, np.float32),
+            edits=StepEdits.gather(columns.edits, slots, table.tokens, starts, ends),
         )
 
 
-def sample(
-    logits: torch.Tensor, rows: SamplingRows, plan_rows: NDArray[np.int64], allowed: torch.Tensor | None = None
-) -> tuple[Int32Array, StepLogprobs | None]:
-    """float32 logits [S, vocab] → ids [S] and the logprobs asked for; plan_rows names each row in the plan.
+class Mask(NamedTuple):
+    """What a grammar allows: packed [n, words] int32, bit b of word w is id 32 w + b, for n of the positions."""
+
+    rows: NDArray[np.int64]
+    allowed: Int32Array
+
+
+class Penalties(NamedTuple):
+    """What the n penalized positions have seen; see worker/penalties.py."""
+
+    rows: NDArray[np.int64]
+    apply: Callable[[torch.Tensor], torch.Tensor]  # float32 scores [n, vocab] → penalized
+
+
+class Choice(NamedTuple):
+    """ids [P] on the host. dead: positions where nothing was allowed (their id means nothing).
+
+    logits: as the model gave them, ids without a token hidden. scores: after masks, bias and penalties.
+    """
+
+    ids: Int32Array
+    dead: NDArray[np.int64]
+    logits: torch.Tensor
+    scores: torch.Tensor
+
+
+def choose(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    allowed: torch.Tensor | None = None,
+    mask: Mask | None = None,
+    penalties: Penalties | None = None,
+) -> Choice:
+    """float32 logits [P, vocab] → an id for each position.
 
     allowed: bool [vocab], False for ids that stand for no token. A row of NaN or infinities yields finite results.
+    Order: grammar, allowed ids, bad words, bias, penalties, min_tokens, temperature, min_p, top_k, top_p.
     """
-    logits = _finite(logits)
-    if allowed is not None:
-        logits = logits.masked_fill(~allowed, _NEVER)
-    scores = logits
-    if len(rows.bias_rows):
-        device = logits.device
-        where = (torch.from_numpy(rows.bias_rows).to(device), torch.from_numpy(rows.bias_ids).to(device))
-        scores = logits.index_put(where, torch.from_numpy(rows.bias_values).to(device), accumulate=True)
+    logits = finite_logits(logits, allowed)
+    scores = _edit(logits, rows.edits, mask, penalties)
     best, ids = scores.max(dim=-1)
     drawn = np.flatnonzero((rows.temperature > 0) & (rows.top_k != 1))
     at_once = CPU_ROWS if scores.device.type == "cpu" else max(1, len(drawn))
     for first in range(0, len(drawn), at_once):
         part = drawn[first : first + at_once]
         index = torch.from_numpy(part).to(scores.device)
-        ids[index] = _draw(scores[index], best[index], rows, part)
-    chosen = ids.to("cpu", torch.int32).numpy()
-    if (rows.logprobs < 0).all():
-        return chosen, None
-    return chosen, _logprobs(logits, ids, rows.logprobs, plan_rows)
+        ids[index] = _draw(_scaled(scores[index], best[index], rows, part), rows, part)
+    dead = np.zeros(0, np.int64)
+    if rows.edits is not None or mask is not None:
+        dead = torch.nonzero(best == _NEVER).flatten().cpu().numpy()
+    return Choice(ids.to("cpu", torch.int32).numpy(), dead, logits, scores)
+
+
+def _edit(
+    logits: torch.Tensor, edits: StepEdits | None, mask: Mask | None, penalties: Penalties | None
+) -> torch.Tensor:
+    """Scores [P, vocab]: logits where nothing is asked for (then the same tensor), else a changed copy."""
+    if edits is None and mask is None and penalties is None:
+        return logits
+    scores, device = logits.clone(), logits.device
+
+    def put(array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    if mask is not None:
+        index = put(mask.rows)
+        scores[index] = scores[index].masked_fill_(~put(unpack_bits(mask.allowed, logits.shape[1])), _NEVER)
+    if edits is not None and edits.allowed_rows:
+        kept = (put(edits.allowed.rows), put(edits.allowed.ids))
+        values = scores[kept]
+        scores[torch.tensor(edits.allowed_rows, device=device)] = _NEVER
+        scores[kept] = values
+    if edits is not None and edits.banned:
+        scores[put(edits.banned.rows), put(edits.banned.ids)] = _NEVER
+    if edits is not None and edits.bias:
+        scores.index_put_((put(edits.bias.rows), put(edits.bias.ids)), put(edits.bias.values), accumulate=True)
+    if penalties is not None:
+        index = put(penalties.rows)
+        scores[index] = penalties.apply(scores[index])
+    if edits is not None and edits.late:
+        _hide_late(scores, put(edits.late.rows), put(edits.late.ids))
+    return scores
+
+
+def _hide_late(scores: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
+    """Hide the ids that may not come yet; where a finished grammar allows nothing else, they stay."""
+    values = scores[rows, ids]
+    scores[rows, ids] = _NEVER
+    stuck = (scores[rows] == _NEVER).all(dim=-1)
+    if bool(stuck.any()):
+        scores[rows[stuck], ids[stuck]] = values[stuck]
+
+
+def unpack_bits(packed: Int32Array, vocab: int) -> NDArray[np.bool_]:
+    """[n, words] → bool [n, vocab]; ids past the packed words are not allowed."""
+    bits = np.unpackbits(np.ascontiguousarray(packed).view(np.uint8), axis=1, bitorder="little")[:, :vocab].view(
+        np.bool_
+    )
+    missing = vocab - bits.shape[1]
+    return np.pad(bits, ((0, 0), (0, missing))) if missing > 0 else np.ascontiguousarray(bits)
+
+
+def report(
+    choice: Choice, rows: SamplingRows, kept: NDArray[np.int64], plan_rows: NDArray[np.int64], processed: bool = False
+) -> StepLogprobs | None:
+    """Logprobs of the kept positions (ascending) that ask for them; plan_rows [P] names each position's row.
+
+    processed: of the distribution that was drawn from instead of the model's own.
+    """
+    asking = kept[rows.logprobs[kept] >= 0]
+    if not len(asking):
+        return None
+    index = torch.from_numpy(asking).to(choice.logits.device)
+    if processed:
+        table = choice.scores[index]
+        hot = np.flatnonzero(rows.temperature[asking] > 0)
+        if len(hot):
+            where = torch.from_numpy(hot).to(table.device)
+            table[where] = _scaled(table[where], table[where].max(dim=-1).values, rows, asking[hot])
+    else:
+        table = choice.logits[index]
+    return logprobs_of(table, choice.ids[asking], rows.logprobs[asking], plan_rows[asking])
+
+
+def sample(
+    logits: torch.Tensor, rows: SamplingRows, plan_rows: NDArray[np.int64], allowed: torch.Tensor | None = None
+) -> tuple[Int32Array, StepLogprobs | None]:
+    """choose and report for rows without drafts: ids [P] and the logprobs asked for."""
+    choice = choose(logits, rows, allowed)
+    return choice.ids, report(choice, rows, np.arange(len(choice.ids)), plan_rows)
 
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:
@@ -97,14 +196,22 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(logits, nan=-1e30, posinf=1e30, neginf=-1e30)
 
 
-def _draw(scores: torch.Tensor, best: torch.Tensor, rows: SamplingRows, drawn: NDArray[np.int64]) -> torch.Tensor:
-    """Sample the rows `drawn` of the step; scores [D, vocab] (overwritten) with their maxima best [D] → ids [D]."""
-    count, vocab = scores.shape
-    device = scores.device
-    temperature = torch.from_numpy(rows.temperature[drawn]).to(device)
+def _scaled(scores: torch.Tensor, best: torch.Tensor, rows: SamplingRows, which: NDArray[np.int64]) -> torch.Tensor:
+    """scores [D, vocab] (overwritten) of the positions `which`, best [D] their maxima → at most 0, divided by the
+    temperature, -inf where min_p, top_k or top_p cut."""
+    temperature = torch.from_numpy(rows.temperature[which]).to(scores.device)
+    best = best.masked_fill(best == _NEVER, 0.0)  # of a row where nothing is allowed
     scaled = scores.sub_(best[:, None]).div_(temperature[:, None])  # at most 0, so no temperature overflows
-    _keep_top_k(scaled, rows.top_k[drawn])
-    _keep_top_p(scaled, rows.top_p[drawn])
+    _keep_min_p(scaled, rows.min_p[which])
+    _keep_top_k(scaled, rows.top_k[which])
+    _keep_top_p(scaled, rows.top_p[which])
+    return scaled
+
+
+def _draw(scaled: torch.Tensor, rows: SamplingRows, drawn: NDArray[np.int64]) -> torch.Tensor:
+    """Draw from softmax(scaled [D, vocab]) for the positions `drawn` → ids [D]."""
+    count, vocab = scaled.shape
+    device = scaled.device
     blocks = -(-vocab // BLOCK)
     if vocab % BLOCK:
         scaled = torch.nn.functional.pad(scaled, (0, blocks * BLOCK - vocab), value=_NEVER)
@@ -130,6 +237,15 @@ def noise(
     level = np.concatenate([np.zeros(outer, np.uint64), np.ones(inner, np.uint64)])[None, :]
     result = gumbel(philox((words, index, who, level), key))
     return result[:, :outer].reshape(len(seed), -1)[:, :blocks], result[:, outer:].reshape(len(seed), -1)
+
+
+def _keep_min_p(scaled: torch.Tensor, min_p: NDArray[np.float32]) -> None:
+    """Hide ids whose probability is below min_p times that of the likeliest."""
+    if not (min_p > 0).any():
+        return
+    with np.errstate(divide="ignore"):
+        threshold = torch.from_numpy(np.log(min_p)).to(scaled.device)
+    scaled.masked_fill_(scaled < threshold[:, None], _NEVER)
 
 
 def _keep_top_k(scaled: torch.Tensor, top_k: Int32Array) -> None:
@@ -169,24 +285,33 @@ def _nucleus(likeliest: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tenso
     return likeliest.gather(1, last[:, None]).squeeze(1), place < likeliest.shape[1]
 
 
-def _logprobs(
-    logits: torch.Tensor, ids: torch.Tensor, wanted: Int32Array, plan_rows: NDArray[np.int64]
+def logprobs_of(
+    logits: torch.Tensor, ids: Int32Array, wanted: Int32Array, plan_rows: NDArray[np.int64]
 ) -> StepLogprobs:
-    """Raw log-softmax of the chosen ids and of the `wanted` likeliest, best first, equal ones by id."""
-    rows = np.flatnonzero(wanted >= 0)
-    index = torch.from_numpy(rows).to(logits.device)
-    table = torch.log_softmax(logits[index].double(), dim=-1)
-    chosen = table.gather(1, ids[index, None]).squeeze(1).clamp_min(-1e30)
-    most = min(int(wanted[rows].max()), table.shape[1])
+    """log-softmax of rows [n, vocab]: that of ids [n] and of the `wanted` likeliest, best first, equal ones by id."""
+    table = torch.log_softmax(logits.double(), dim=-1)
+    chosen = table.gather(1, torch.from_numpy(ids.astype(np.int64)).to(table.device)[:, None]).squeeze(1)
+    most = min(int(wanted.max()), table.shape[1])
     top = table.topk(most, dim=-1)
     values, top_ids = top.values.cpu().numpy(), top.indices.cpu().numpy()
-    counts = np.minimum(wanted[rows], np.isfinite(values).sum(axis=1))
+    counts = np.minimum(wanted, np.isfinite(values).sum(axis=1))
     order = np.lexsort((top_ids, -values), axis=1)
     keep = np.arange(most)[None, :] < counts[:, None]
     return StepLogprobs(
-        rows=pack(plan_rows[rows]),
-        chosen=chosen.cpu().numpy().astype("<f4").tobytes(),
+        rows=pack(plan_rows),
+        chosen=chosen.clamp_min(-1e30).cpu().numpy().astype("<f4").tobytes(),
         top_counts=pack(counts),
         top_ids=pack(np.take_along_axis(top_ids, order, axis=1)[keep]),
         top_values=np.take_along_axis(values, order, axis=1)[keep].astype("<f4").tobytes(),
     )
+
+
+def concatenated(parts: Sequence[StepLogprobs]) -> StepLogprobs:
+    """The entries of all parts in order."""
+    return StepLogprobs(*(b"".join(getattr(part, name) for part in parts) for name in StepLogprobs.__struct_fields__))
+
+
+def finite_logits(logits: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+    """The rows as logprobs are taken of: no NaN, ids without a token hidden."""
+    logits = _finite(logits)
+    return logits if allowed is None else logits.masked_fill(~allowed, _NEVER)

@@ -3,9 +3,9 @@
 plan → drops, starts, blocks → ForwardBatch → model → logits at rank 0 → ids to all ranks → SlotTable → StepResult.
 """
 
-import hashlib
 import logging
 import os
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -25,17 +25,25 @@ from nori_cluster.layers.shard import LayerContext
 from nori_cluster.models import MODELS
 from nori_cluster.models.base import ModelSpec
 from nori_cluster.models.decoder import Decoder
+from nori_cluster.models.invariance import keeps_bits
 from nori_cluster.quant import QUANT
-from nori_cluster.types import GroupSpec, StepPlan, StepResult, pack, unpack
+from nori_cluster.types import GroupSpec, StepLogprobs, StepPlan, StepResult, pack, unpack
 from nori_cluster.worker.batch import build_batch, row_lengths
+from nori_cluster.worker.chooser import Chooser
 from nori_cluster.worker.loader import fingerprint, load_model
 from nori_cluster.worker.memory import count_blocks
+from nori_cluster.worker.numerics import attention_name, numerics_id, require_batch_invariant, require_proof
 from nori_cluster.worker.placement import resolve_device, resolve_dtype
-from nori_cluster.worker.sampler import SamplingRows, sample
-from nori_cluster.worker.slots import Int32Array, SlotTable
+from nori_cluster.worker.proposer import NgramProposer, Proposer
+from nori_cluster.worker.sampler import concatenated
+from nori_cluster.worker.slots import Int32Array, SlotTable, spread
+from nori_cluster.worker.verify import Kept, verify
 from nori_cluster.worker.vocabulary import allowed_ids
 
 log = logging.getLogger(__name__)
+
+PROMPT_ROWS = 64  # prompt positions whose logits are held at once
+_NO_FAILURES: tuple[tuple[int, str], ...] = ()
 
 
 class Worker:
@@ -55,7 +63,8 @@ class Worker:
         self.cache: KVCache
         self.table: SlotTable
         self.backend: AttentionBackend
-        self._allowed: torch.Tensor | None = None
+        self._proposer: Proposer | None = None
+        self._chooser: Chooser | None = None  # on rank 0
 
     @torch.inference_mode()
     def load(self, progress: Progress | None = None) -> GroupSpec:
@@ -67,11 +76,19 @@ class Worker:
         quant = QUANT[(checkpoint.raw.get("quantization_config") or {}).get("quant_method", "none")]
         max_model_len = _max_model_len(self.config, checkpoint)
         dtype = resolve_dtype(self.config.model.dtype, checkpoint.torch_dtype, self.device)
-        context = LayerContext(self.group, dtype, self.device, quant)
+        invariant = self.config.numerics.batch_invariant
+        if invariant:
+            require_batch_invariant(quant, dtype, self.device)
+        context = LayerContext(self.group, dtype, self.device, quant, invariant)
         spec = family.spec_from_hf(checkpoint)
         self.model = load_model(folder, family, spec, context, progress if self.group.rank == 0 else None)
-        self._allow(allowed_ids(folder, spec.vocab_size))
         self._make_cache(spec, dtype, max_model_len)
+        if invariant:
+            require_proof(keeps_bits(self.model, self.backend, self.cache))
+        if self.group.rank == 0:
+            mode = self.config.numerics.logprobs_mode
+            allowed = self._allowed(folder, spec.vocab_size)
+            self._chooser = Chooser(self.table, spec.vocab_size, self.device, allowed, mode)
         return GroupSpec(
             model=self.config.model.name,
             vocab_size=spec.vocab_size,
@@ -80,7 +97,7 @@ class Worker:
             block_size=self.cache.block_size,
             eos_token_ids=checkpoint.eos_token_ids,
             dtype=str(dtype).removeprefix("torch."),
-            numerics_id=self._numerics_id(fingerprint(folder), dtype),
+            numerics_id=numerics_id(fingerprint(folder), dtype, self.group, self.backend, self.device),
         )
 
     @torch.inference_mode()
@@ -89,6 +106,8 @@ class Worker:
         self.table.drop(unpack(plan.drops))
         for start in plan.starts:
             self.table.start(start)
+        if self._chooser is not None:
+            self._chooser.enter(unpack(plan.drops), plan.starts)
         slots, bounds = unpack(plan.slots), unpack(plan.counts)
         (blocks,) = plan.blocks
         fresh = self.table.append_blocks(slots, blocks)
@@ -103,22 +122,90 @@ class Worker:
         self, step: int, slots: Int32Array, lengths: Int32Array, batch: ForwardBatch, hidden: torch.Tensor
     ) -> StepResult | None:
         """Sample where rows reached their true length, tell all ranks, advance the table."""
+        prompt_logprobs = self._prompt_logprobs(slots, lengths, batch, hidden)
+        counts, proposed = np.zeros(len(slots), np.int32), np.zeros(len(slots), np.int32)
+        ids, logprobs, failures = np.zeros(0, np.int32), None, _NO_FAILURES
+        if len(batch.sample_rows):
+            kept, ids = self._settle(slots, batch, hidden, self._choose(slots, batch, hidden))
+            counts[kept.rows], proposed[kept.rows] = kept.counts, kept.drafts
+            lengths = lengths.copy()
+            lengths[kept.rows] -= kept.drafts + 1 - kept.counts  # drafts that were not kept were computed in vain
+            if self._chooser is not None:
+                logprobs, failures = self._chooser.report(kept.positions, batch.sample_rows)
         self.table.advance(slots, lengths)
-        rows = batch.sample_rows
-        counts = np.zeros(len(slots), np.int32)
-        counts[rows] = 1
-        logprobs = None
-        ids = np.zeros(len(rows), np.int32)
-        if len(rows):
-            logits = self.model.logits(hidden[batch.sample_tokens])
-            if logits is not None:
-                parameters = SamplingRows.gather(self.table.sampling, slots[rows], self.table.output_index(slots[rows]))
-                ids, logprobs = sample(logits, parameters, rows, self._allowed)
-            ids = self._broadcast(ids)
-            self.table.append_tokens(slots[rows], ids)
         if self.group.rank:
             return None
-        return StepResult(step, pack(counts), pack(ids), logprobs)
+        return StepResult(
+            step,
+            pack(counts),
+            pack(ids),
+            logprobs,
+            prompt_logprobs=prompt_logprobs,
+            proposed=pack(proposed) if proposed.any() else b"",
+            failures=failures,
+        )
+
+    def _choose(self, slots: Int32Array, batch: ForwardBatch, hidden: torch.Tensor) -> Int32Array | None:
+        """An id for each position; None on other ranks than 0."""
+        logits = self.model.logits(hidden[batch.sample_tokens])
+        if logits is None or self._chooser is None:
+            return None
+        return self._chooser.choose(logits, slots[batch.sample_rows], batch.sample_places.astype(np.int32))
+
+    def _settle(
+        self, slots: Int32Array, batch: ForwardBatch, hidden: torch.Tensor, chosen: Int32Array | None
+    ) -> tuple[Kept, Int32Array]:
+        """Rank 0's ids become every rank's: which of them count enters the table, with the drafts of the next step."""
+        positions = len(batch.sample_rows)
+        ids = np.zeros(positions, np.int32) if chosen is None else chosen
+        if self._proposer is None:
+            ids = self._broadcast(ids)
+            return self._append(slots, batch, ids)
+        drafting = slots[batch.sample_rows[batch.sample_places == 0]]
+        message = np.zeros(positions + len(drafting) * (1 + self._proposer.max_drafts), np.int32)
+        message[:positions] = ids
+        if chosen is not None:
+            kept, new = self._append(slots, batch, ids)
+            newest = kept.positions[np.cumsum(kept.counts) - 1]
+            drafts, counts = self._proposer.propose(self.table, drafting, hidden[batch.sample_tokens[newest]])
+            message[positions:] = np.concatenate([counts, drafts.ravel()])
+        message = self._broadcast(message)
+        if chosen is None:
+            kept, new = self._append(slots, batch, message[:positions])
+        self.table.num_drafts[drafting] = message[positions : positions + len(drafting)]
+        self.table.drafts[drafting] = message[positions + len(drafting) :].reshape(len(drafting), -1)
+        return kept, new
+
+    def _append(self, slots: Int32Array, batch: ForwardBatch, ids: Int32Array) -> tuple[Kept, Int32Array]:
+        kept = verify(self.table, slots, batch, ids)
+        new = ids[kept.positions]
+        self.table.append_tokens(slots[kept.rows], new, kept.counts if len(new) > len(kept.rows) else None)
+        if self._chooser is not None:
+            self._chooser.keep(slots[batch.sample_rows[kept.positions]], new)
+        return kept, new
+
+    def _prompt_logprobs(
+        self, slots: Int32Array, lengths: Int32Array, batch: ForwardBatch, hidden: torch.Tensor
+    ) -> StepLogprobs | None:
+        """Logprobs of the prompt tokens that follow those computed in this step, of the rows that ask for them."""
+        table = self.table
+        asking = np.flatnonzero(table.sampling.prompt_logprobs[slots] >= 0)
+        ends = np.minimum(lengths[asking], table.prompt_len[slots[asking]] - 1 - table.computed[slots[asking]])
+        owners, places = spread(np.maximum(ends, 0))
+        if not len(owners):
+            return None
+        rows = asking[owners]
+        owner_slots = slots[rows]
+        targets = table.tokens[owner_slots, table.computed[owner_slots] + places + 1]
+        wanted = table.sampling.prompt_logprobs[owner_slots]
+        where = torch.from_numpy(batch.query_starts[rows].astype(np.int64) + places).to(self.device)
+        parts = []
+        for first in range(0, len(rows), PROMPT_ROWS):
+            part = slice(first, first + PROMPT_ROWS)
+            logits = self.model.logits(hidden[where[part]])
+            if logits is not None and self._chooser is not None:
+                parts.append(self._chooser.score(logits, targets[part], wanted[part], rows[part]))
+        return concatenated(parts) if parts else None
 
     def _broadcast(self, ids: Int32Array) -> Int32Array:
         if self.group.size == 1:
@@ -128,10 +215,13 @@ class Worker:
         received: Int32Array = shared.cpu().numpy()
         return received
 
-    def _allow(self, allowed: "np.ndarray[tuple[int], np.dtype[np.bool_]] | None") -> None:
-        if allowed is not None:
-            log.info("%d ids of the vocabulary stand for no token and are never sampled", int((~allowed).sum()))
-            self._allowed = torch.from_numpy(allowed).to(self.device)
+    def _allowed(self, folder: Path, vocab_size: int) -> torch.Tensor | None:
+        """bool [vocab], or None when every id stands for a token."""
+        allowed = allowed_ids(folder, vocab_size)
+        if allowed is None:
+            return None
+        log.info("%d ids of the vocabulary stand for no token and are never sampled", int((~allowed).sum()))
+        return torch.from_numpy(allowed).to(self.device)
 
     def _make_cache(self, spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> None:
         size = self.config.cache.block_size
@@ -150,19 +240,15 @@ class Worker:
             )
         )
         self.cache = KVCache(blocks, spec.num_layers, kv_heads, size, spec.head_dim, dtype, self.device)
-        self.table = SlotTable(self.config.scheduler.max_num_seqs, max_model_len + 1, size)
-        name = "cpu_paged" if self.device.type == "cpu" else "reference"
+        speculative = self.config.speculative
+        self._proposer = None if speculative is None else NgramProposer(speculative)
+        drafts = self._proposer.max_drafts if self._proposer else 0
+        self.table = SlotTable(self.config.scheduler.max_num_seqs, max_model_len + 1, size, drafts)
+        name = attention_name(self.device, self.config.numerics.batch_invariant)
         backend = ATTENTION[name]
         if not backend.supports(self.device, dtype, spec.head_dim):
             raise ConfigError(f"attention {name} does not run {dtype} with head_dim {spec.head_dim} on {self.device}")
         self.backend = backend(self.cache, spec.num_heads // self.group.size, spec.head_dim**-0.5)
-
-    def _numerics_id(self, weights: str, dtype: torch.dtype) -> str:
-        """Short hash of everything that decides the bits of a logit, batch shape apart."""
-        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        backend = type(self.backend).__name__
-        text = "|".join((weights, str(dtype), "none", str(dtype), str(self.group.size), backend, device))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _step_bytes(spec: ModelSpec, limits: SchedulerConfig, dtype: torch.dtype, max_model_len: int) -> int:

@@ -50,6 +50,7 @@ class Rows:
             context_lens=np.array([a + b for a, b in self.shapes], np.int32),
             block_tables=self.tables,
             sample_rows=np.arange(0),
+            sample_places=np.arange(0),
             sample_tokens=tokens[:0],
         )
 

@@ -8,7 +8,7 @@ import torch
 
 from nori_cluster.types import RowControls, RowSampling, StepLogprobs, unpack
 from nori_cluster.worker.sampler import NUCLEUS, SamplingRows, sample
-from nori_cluster.worker.slots import SamplingColumns
+from nori_cluster.worker.slots import SlotTable
 
 pytestmark = pytest.mark.unit
 
@@ -21,11 +21,11 @@ def row(**changes: Any) -> RowSampling:
 
 
 def rows_of(settings: list[RowSampling], index: list[int] | None = None) -> SamplingRows:
-    columns = SamplingColumns(len(settings))
+    table = SlotTable(len(settings), 8, 4)
     for slot, sampling in enumerate(settings):
-        columns.set(slot, sampling)
+        table.sampling.set(slot, sampling)
     slots = np.arange(len(settings), dtype=np.int32)
-    return SamplingRows.gather(columns, slots, np.array(index or [0] * len(settings), np.int32))
+    return SamplingRows.gather(table, slots, np.array(index or [0] * len(settings), np.int32))
 
 
 def draw(
@@ -37,9 +37,9 @@ def draw(
 
 def many(logits: torch.Tensor, count: int, **changes: Any) -> np.ndarray:
     """Counts per id of `count` draws of one distribution, each with another token index."""
-    columns = SamplingColumns(1)
-    columns.set(0, row(**changes))
-    rows = SamplingRows.gather(columns, np.zeros(count, np.int32), np.arange(count, dtype=np.int32))
+    table = SlotTable(1, 8, 4)
+    table.sampling.set(0, row(**changes))
+    rows = SamplingRows.gather(table, np.zeros(count, np.int32), np.arange(count, dtype=np.int32))
     ids, _ = sample(logits.expand(count, -1).contiguous(), rows, np.arange(count))
     return np.bincount(ids, minlength=logits.shape[-1])
 

@@ -62,7 +62,7 @@ def test_a_reused_slot_remembers_nothing() -> None:
     table.start(SequenceStart(0, pack([1, 2, 3]), 3, 0, biased))
     table.append_blocks(array(0), NewBlocks(pack([1]), pack([2])))
     table.drop(array(0))
-    assert not table.sampling.biases
+    assert not table.sampling.edits
     table.start(start(0, [7]))
     assert (table.known[0], table.computed[0], table.num_blocks[0]) == (1, 0, 0)
     assert (table.sampling.temperature[0], table.sampling.top_k[0]) == (0.0, 0)
