@@ -5,6 +5,7 @@ from nori_cluster.registry import Registry
 ATTENTION = Registry(
     "attention backend",
     {
+        "cpu_invariant": "nori_cluster.attention.cpu_invariant:CpuInvariantAttention",
         "cpu_paged": "nori_cluster.attention.cpu_paged:CpuPagedAttention",
         "reference": "nori_cluster.attention.reference:ReferenceAttention",
     },

@@ -1,6 +1,6 @@
 """What a model needs of an attention backend: plan once per step, forward once per layer."""
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -11,8 +11,16 @@ from nori_cluster.device.kv_cache import KVCache
 class AttentionBackend(Protocol):
     """Causal attention over paged KV. Constructed once per worker as Backend(cache, num_heads, scale).
 
+    batch_invariant: whether the bits of a token's result depend on its own sequence alone: not on the rows beside it,
+    on how its sequence was cut into steps or on cache hits.
     num_heads: query heads of this rank; query head h reads KV head h // (num_heads / num_kv_heads).
     """
+
+    batch_invariant: ClassVar[bool]
+
+    @property
+    def numerics(self) -> str:
+        """The backend and what of its settings decides bits."""
 
     @staticmethod
     def supports(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:

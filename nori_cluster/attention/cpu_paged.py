@@ -51,6 +51,9 @@ class PagedPlan:
 class CpuPagedAttention:
     """Owns one scratch buffer for gathered KV; not for use by two threads at once."""
 
+    batch_invariant = False
+    numerics = "cpu_paged"
+
     def __init__(self, cache: KVCache, num_heads: int, scale: float) -> None:
         self.cache = cache
         self.group = num_heads // cache.num_kv_heads  # query heads per KV head
@@ -67,7 +70,7 @@ class CpuPagedAttention:
         lengths = np.diff(batch.query_starts)
         single = lengths == 1
         return PagedPlan(
-            lines=self._line_index(batch.slot_mapping),
+            lines=self.cache.line_index(batch.slot_mapping),
             decode=tuple(self._buckets(batch, np.flatnonzero(single))),
             prefill=tuple(self._prefill_row(batch, int(row)) for row in np.flatnonzero(~single)),
         )
@@ -85,13 +88,6 @@ class CpuPagedAttention:
         for row in plan.prefill:
             out[row.start : row.stop] = self._prefill(layer, q, k, v, row)
         return out
-
-    def _line_index(self, slots: torch.Tensor) -> torch.Tensor:
-        """[2, T, kv heads] from slot numbers [T]."""
-        cache = self.cache
-        blocks, offsets = slots // cache.block_size, slots % cache.block_size
-        pages = cache.page_index(blocks)  # [2, head, T]
-        return (pages * cache.block_size + offsets).transpose(1, 2).contiguous()
 
     def _buckets(self, batch: ForwardBatch, rows: NDArray[np.int64]) -> Iterator[DecodeBucket]:
         if not len(rows):

@@ -9,6 +9,9 @@ from nori_cluster.device.kv_cache import KVCache
 class ReferenceAttention:
     """Slow and obvious; also the CUDA backend until the kernels come."""
 
+    batch_invariant = False
+    numerics = "reference"
+
     def __init__(self, cache: KVCache, num_heads: int, scale: float) -> None:
         self.cache = cache
         self.num_heads = num_heads

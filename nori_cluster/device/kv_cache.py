@@ -55,6 +55,12 @@ class KVCache:
         within = torch.arange(self.page_stride, device=blocks.device).view(2, self.num_kv_heads)
         return within.view(2, self.num_kv_heads, *(1,) * blocks.dim()) + blocks.to(torch.int64) * per_block
 
+    def line_index(self, slots: torch.Tensor) -> torch.Tensor:
+        """int64 [2 (k|v), T, head]: lines in layer 0 of slot numbers [T]; add layer * page_stride * block_size."""
+        blocks, offsets = slots // self.block_size, slots % self.block_size
+        pages = self.page_index(blocks)  # [2, head, T]
+        return (pages * self.block_size + offsets).transpose(1, 2).contiguous()
+
     @property
     def page_stride(self) -> int:
         """Pages from one layer of a block to the next."""

@@ -43,7 +43,7 @@ class VocabHead(VocabEmbedding):
 
     def __init__(self, vocab: int, hidden: int, context: LayerContext) -> None:
         super().__init__(vocab, hidden, context)
-        self.quant = Unquantized()  # heads keep their precision whatever the layers do
+        self.quant = context.method(Unquantized)  # heads keep their precision whatever the layers do
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | None:  # type: ignore[override]
         logits = self.group.gather(self.quant.apply(self, x))

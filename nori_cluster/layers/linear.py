@@ -25,7 +25,7 @@ class ColumnLinear(nn.Module):
         self.columns = columns
         self.parts = dict(parts)
         self.local = {name: rows // size for name, rows in parts.items()}
-        self.quant = context.quant()
+        self.quant = context.method()
         self.quant.create_weights(self, sum(self.local.values()), columns, context.dtype, context.device)
         self.bias = _bias(sum(self.local.values()), context) if bias else None
 
@@ -53,7 +53,7 @@ class RowLinear(nn.Module):
         assert columns % self.group.size == 0, "validate_parallel comes first"
         self.columns, self.rows = columns, rows
         self.local = columns // self.group.size
-        self.quant = context.quant()
+        self.quant = context.method()
         self.quant.create_weights(self, rows, self.local, context.dtype, context.device)
         self.bias = _bias(rows, context) if bias else None
 

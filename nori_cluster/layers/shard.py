@@ -7,6 +7,7 @@ import torch
 
 from nori_cluster.device.parallel import TPGroup
 from nori_cluster.quant.base import QuantMethod
+from nori_cluster.quant.row_tiles import RowTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,18 @@ class Sharded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """What every layer is built with: the ranks, where its numbers live, how its weights are stored."""
+    """What every layer is built with: the ranks, where its numbers live, how its weights are stored.
+
+    batch_invariant: a row's bits must not depend on the rows beside it.
+    """
 
     group: TPGroup
     dtype: torch.dtype
     device: torch.device
     quant: type[QuantMethod]
+    batch_invariant: bool = False
+
+    def method(self, kind: type[QuantMethod] | None = None) -> QuantMethod:
+        """The quantization method of one layer; kind: another one than the model's."""
+        method = (kind or self.quant)()
+        return RowTiles(method) if self.batch_invariant else method

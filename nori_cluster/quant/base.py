@@ -9,6 +9,10 @@ from torch import nn
 class QuantMethod(Protocol):
     """One per layer, so it may keep what it prepared. Weights are logically [rows, columns] of this rank's shard."""
 
+    @staticmethod
+    def batch_invariant(dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether a row's bits depend on that row and the weight alone, given whole tiles of rows (device/tiles)."""
+
     def create_weights(
         self, layer: nn.Module, rows: int, columns: int, dtype: torch.dtype, device: torch.device
     ) -> None:

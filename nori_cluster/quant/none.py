@@ -17,11 +17,19 @@ _CAN_PACK: Final = (
 )
 
 
+def _packs(dtype: torch.dtype, device: torch.device) -> bool:
+    return _CAN_PACK and device.type == "cpu" and dtype in _PACKABLE
+
+
 class Unquantized:
     """A plain weight [rows, columns], or its packed form in place of it."""
 
     def __init__(self) -> None:
         self._packed: torch.Tensor | None = None
+
+    @staticmethod
+    def batch_invariant(dtype: torch.dtype, device: torch.device) -> bool:
+        return _packs(dtype, device)
 
     def create_weights(
         self, layer: nn.Module, rows: int, columns: int, dtype: torch.dtype, device: torch.device
@@ -31,7 +39,7 @@ class Unquantized:
 
     def after_load(self, layer: nn.Module) -> None:
         weight = layer.get_parameter("weight").data
-        if _CAN_PACK and weight.device.type == "cpu" and weight.dtype in _PACKABLE:
+        if _packs(weight.dtype, weight.device):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
             layer.register_parameter("weight", None)  # its memory is free unless another layer shares it
 
