@@ -15,6 +15,7 @@ INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 UINT64 = (1 << 64) - 1
 MAX_PRIORITY = 1000
 MAX_SALT = 128
+REPETITION_PENALTY = (1e-6, 100)  # logits stay finite in float32
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +23,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_stop_strings: int = 16
     max_stop_token_ids: int = 1024
-    max_logprobs: int = 20
+    max_logprobs: int = 20  # also of prompt_logprobs
+    max_bad_word_ids: int = 4096  # token sequences
     max_prompts: int = 1024
     max_n: int = 128
     max_candidates: int = 4096  # prompts * n
@@ -55,8 +57,10 @@ def check_scheduling(priority: int, cache_salt: str) -> None:
         raise ClientError(f"cache_salt must have at most {MAX_SALT} characters", param="cache_salt")
 
 
-def check_sampling(sampling: SamplingParams, vocab_size: int, limits: Limits) -> None:
-    """Refuse values out of range."""
+def check_sampling(
+    sampling: SamplingParams, vocab_size: int, limits: Limits, eos_token_ids: Sequence[int] = ()
+) -> None:
+    """Refuse values out of range, and combinations that leave no token to sample."""
     _check_range("n", sampling.n, 1, limits.max_n)
     _check_range("temperature", sampling.temperature, 0, 2)
     if not 0 < sampling.top_p <= 1:
@@ -65,10 +69,43 @@ def check_sampling(sampling: SamplingParams, vocab_size: int, limits: Limits) ->
         raise ClientError("top_k must be -1 or 0 (off) or positive", param="top_k")
     if sampling.seed is not None:
         _check_range("seed", sampling.seed, INT64_MIN, INT64_MAX)
-    if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        raise ClientError("max_tokens must be at least 1", param="max_tokens")
-    if sampling.logprobs is not None:
-        _check_range("logprobs", sampling.logprobs, 0, limits.max_logprobs)
+    _check_range("min_p", sampling.min_p, 0, 1)
+    _check_range("repetition_penalty", sampling.repetition_penalty, *REPETITION_PENALTY)
+    _check_range("presence_penalty", sampling.presence_penalty, -2, 2)
+    _check_range("frequency_penalty", sampling.frequency_penalty, -2, 2)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (count := getattr(sampling, name)) is not None:
+            _check_range(name, count, 0, limits.max_logprobs)
+    _check_length(sampling)
+    _check_stops(sampling, vocab_size, limits)
+    for id_, bias in sampling.logit_bias.items():
+        _check_id("logit_bias", id_, vocab_size)
+        if not -100 <= bias <= 100:
+            raise ClientError(f"logit_bias values must lie between -100 and 100, got {bias:g}", param="logit_bias")
+    _check_allowed(sampling, vocab_size, eos_token_ids)
+    if len(sampling.bad_word_ids) > limits.max_bad_word_ids:
+        raise ClientError(f"bad_words: at most {limits.max_bad_word_ids} token sequences", param="bad_words")
+    for ids in sampling.bad_word_ids:
+        if not ids:
+            raise ClientError("bad_words must not be empty", param="bad_words")
+        for id_ in ids:
+            _check_id("bad_words", id_, vocab_size)
+
+
+def _check_length(sampling: SamplingParams) -> None:
+    """max_tokens 0 (only the prompt is looked at) is for the edges to allow or not."""
+    if sampling.max_tokens is not None and sampling.max_tokens < 0:
+        raise ClientError("max_tokens must not be negative", param="max_tokens")
+    if sampling.min_tokens < 0:
+        raise ClientError("min_tokens must not be negative", param="min_tokens")
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise ClientError(
+            f"min_tokens ({_short(sampling.min_tokens)}) must not exceed max_tokens ({_short(sampling.max_tokens)})",
+            param="min_tokens",
+        )
+
+
+def _check_stops(sampling: SamplingParams, vocab_size: int, limits: Limits) -> None:
     if len(sampling.stop) > limits.max_stop_strings:
         raise ClientError(f"stop may hold at most {limits.max_stop_strings} strings", param="stop")
     if not all(sampling.stop):
@@ -76,16 +113,32 @@ def check_sampling(sampling: SamplingParams, vocab_size: int, limits: Limits) ->
     if len(sampling.stop_token_ids) > limits.max_stop_token_ids:
         raise ClientError(f"stop_token_ids may hold at most {limits.max_stop_token_ids} ids", param="stop_token_ids")
     for id_ in sampling.stop_token_ids:
-        if not 0 <= id_ < vocab_size:
-            raise ClientError(f"token id {_short(id_)} is out of the vocabulary", param="stop_token_ids")
-    for id_, bias in sampling.logit_bias.items():
-        if not 0 <= id_ < vocab_size:
-            raise ClientError(
-                f"logit_bias names token id {_short(id_)}, which is out of the vocabulary (0 to {vocab_size - 1})",
-                param="logit_bias",
-            )
-        if not -100 <= bias <= 100:
-            raise ClientError(f"logit_bias values must lie between -100 and 100, got {bias:g}", param="logit_bias")
+        _check_id("stop_token_ids", id_, vocab_size)
+
+
+def _check_allowed(sampling: SamplingParams, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    allowed = sampling.allowed_token_ids
+    if allowed is None:
+        return
+    if not allowed:
+        raise ClientError("allowed_token_ids must not be empty: no token could be sampled", param="allowed_token_ids")
+    if len(allowed) > vocab_size:
+        raise ClientError("allowed_token_ids holds more ids than the vocabulary", param="allowed_token_ids")
+    for id_ in allowed:
+        _check_id("allowed_token_ids", id_, vocab_size)
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+    if sampling.min_tokens and ends.issuperset(allowed):
+        raise ClientError(
+            "allowed_token_ids holds only tokens that end the output, which min_tokens forbids",
+            param="allowed_token_ids",
+        )
+
+
+def _check_id(name: str, id_: int, vocab_size: int) -> None:
+    if not 0 <= id_ < vocab_size:
+        raise ClientError(
+            f"{name} names token id {_short(id_)}, which is out of the vocabulary (0 to {vocab_size - 1})", param=name
+        )
 
 
 def resolve_max_tokens(
@@ -96,7 +149,10 @@ def resolve_max_tokens(
     param: str,
     max_tokens_param: str,
 ) -> int:
-    """Output tokens one candidate may have. An explicit max_tokens must fit; a default is cut to the room left."""
+    """Output tokens one candidate may have. An explicit max_tokens must fit; a default is cut to the room left.
+
+    0 stays 0, though the prompt needs room for one token more: the engine samples one.
+    """
     room = max_model_len - prompt_tokens
     head = f"This model's maximum context length is {max_model_len} tokens."
     if room < 1:
@@ -124,9 +180,16 @@ def resolve_seed(seed: int | None) -> int:
 
 
 def resolve_sampling(sampling: SamplingParams, max_tokens: int, vocab_size: int) -> SamplingParams:
-    """The values as the engine gets them: max_tokens a number, top_k off is 0 and never above the vocabulary."""
+    """The values as the engine gets them: max_tokens a number (1 for 0: that token is dropped here), top_k off is 0
+    and never above the vocabulary. Raises ClientError when min_tokens exceeds a max_tokens that was not given."""
+    if sampling.min_tokens > max_tokens:
+        raise ClientError(
+            f"min_tokens ({_short(sampling.min_tokens)}) must not exceed the {max_tokens} tokens of output there is "
+            "room for",
+            param="min_tokens",
+        )
     top_k = 0 if sampling.top_k < 1 or sampling.top_k >= vocab_size else sampling.top_k
-    return msgspec.structs.replace(sampling, max_tokens=max_tokens, top_k=top_k)
+    return msgspec.structs.replace(sampling, max_tokens=max(1, max_tokens), top_k=top_k)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -13,10 +13,14 @@ from nori_cluster.types import FinishReason, Request, TokenLogprob
 
 
 class Started(msgspec.Struct, frozen=True):
-    """First news of a sequence, just before its first token. Times in seconds."""
+    """First news of a sequence, just before its first token. Times in seconds.
+
+    prompt_logprobs: one entry per prompt token but the first, when the request asked for them; candidate 0 only.
+    """
 
     cached_tokens: int = 0
     queue_time: float = 0.0
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -24,11 +28,13 @@ class Finish(msgspec.Struct, frozen=True):
 
     With reason STOP the last token delivered is the one that stopped it (EOS or stop id): it counts in usage, its text
     is not part of the output (unless include_stop_str_in_output). `finished` follows in the same turn of the event
-    loop as those tokens, so a sink that detokenizes when it is read knows before it decodes.
+    loop as those tokens, so a sink that detokenizes when it is read knows before it decodes. *_drafts: speculation.
     """
 
     reason: FinishReason
     matched_token_id: int | None = None
+    accepted_drafts: int = 0
+    proposed_drafts: int = 0
 
 
 class TokenSink(Protocol):

@@ -46,13 +46,14 @@ class Candidate:
     """The TokenSink of one sequence. Tokens are only stored on arrival; `decode` turns them into text.
 
     Since `finished` follows the stopping token in the same turn of the event loop, decode knows whether the last
-    token is one whose text is not part of the output.
+    token is one whose text is not part of the output. No stop string is looked for in the text of the first min_tokens
+    tokens. prompt_only: max_tokens 0; the one token that the engine samples is dropped.
     """
 
     __slots__ = (
         "_accepted", "_detokenizer", "_finish", "_ids", "_include_stop", "_inter_token", "_last", "_logprobs",
-        "_matcher", "_new_ids", "_new_logprobs", "_owner", "_text", "closed", "count", "dirty", "finish_reason",
-        "index", "stop_reason", "told",
+        "_matcher", "_min_tokens", "_new_ids", "_new_logprobs", "_owner", "_prompt_only", "_text", "accepted_drafts",
+        "closed", "count", "dirty", "finish_reason", "index", "proposed_drafts", "stop_reason", "told",
     )  # fmt: skip
 
     def __init__(
@@ -64,8 +65,11 @@ class Candidate:
         include_stop: bool,
         logprobs: bool,
         inter_token: Histogram,
+        min_tokens: int = 0,
+        prompt_only: bool = False,
     ) -> None:
         self.index = index
+        self.accepted_drafts = self.proposed_drafts = 0  # known at the end
         self.count = 0  # tokens decoded: what usage counts
         self.finish_reason: FinishReason | None = None  # set by decode, once
         self.stop_reason: str | int | None = None
@@ -77,6 +81,8 @@ class Candidate:
         self._matcher = matcher
         self._include_stop = include_stop
         self._inter_token = inter_token
+        self._min_tokens = min_tokens
+        self._prompt_only = prompt_only
         self._accepted = False
         self._last: float | None = None
         self._new_ids: list[int] = []
@@ -101,9 +107,10 @@ class Candidate:
         if self.closed:
             self._owner.on_overrun(len(ids))
             return
-        self._new_ids.extend(ids)
-        if logprobs is not None:
-            self._new_logprobs.extend(logprobs)
+        if not self._prompt_only:
+            self._new_ids.extend(ids)
+            if logprobs is not None:
+                self._new_logprobs.extend(logprobs)
         now = monotonic()
         if self._last is None:
             self.accepted()
@@ -121,7 +128,8 @@ class Candidate:
             return
         self.accepted()
         self.closed = True
-        self._finish = finish
+        self.accepted_drafts, self.proposed_drafts = finish.accepted_drafts, finish.proposed_drafts
+        self._finish = Finish(FinishReason.LENGTH) if self._prompt_only else finish
         self._owner.on_news(self)
 
     def failed(self, error: NoriError) -> None:
@@ -178,7 +186,8 @@ class Candidate:
 
     def _decode_matching(self, matcher: StopMatcher, ids: Sequence[int]) -> int:
         """Token by token, so that the one that completes a match is known. Returns how many tokens are kept."""
-        for position, token in enumerate(ids):
+        early = self._decode_plain(ids[: max(0, self._min_tokens - self.count)])
+        for position, token in enumerate(ids[early:], early):
             text, matched = matcher.push(self._detokenizer.push((token,)))
             self._text += text
             if matched is not None:

@@ -9,22 +9,27 @@ from time import monotonic, time
 
 import msgspec
 
-from nori_cluster.errors import Cancelled, NoriError
+from nori_cluster.errors import Cancelled, EngineFailure, NoriError
 from nori_cluster.frontend.backend import Backend, Started, Submission
 from nori_cluster.frontend.candidate import Candidate, Delta
 from nori_cluster.frontend.detokenizer import Detokenizer
 from nori_cluster.frontend.stop import StopMatcher
 from nori_cluster.frontend.tokenizer import Tokenizer
 from nori_cluster.telemetry import ModelMetrics
-from nori_cluster.types import Request, SamplingParams
+from nori_cluster.types import Request, SamplingParams, TokenLogprob
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of a whole call: each prompt once, all candidates' outputs."""
+    """Token counts of a whole call: each prompt once, all candidates' outputs.
+
+    *_drafts: speculated tokens tried and kept, of the candidates that the engine ended.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_drafts: int = 0
+    proposed_drafts: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -37,6 +42,8 @@ class Generation:
     id: unique. prompts: token ids per prompt. created: unix seconds. model: the name the client asked for.
     queue_time, time_to_first_token: seconds, None until known. Iteration yields whatever is ready, at most one Delta
     per candidate, and raises the NoriError that ended the call early (after the Deltas that came before it).
+    prompt_logprobs: prompt number → one entry per token but the first, when asked for; there before any Delta of the
+    prompt's candidates.
     """
 
     def __init__(
@@ -59,6 +66,8 @@ class Generation:
         self.queue_time: float | None = None
         self.time_to_first_token: float | None = None
         self._metrics = metrics
+        self.prompt_logprobs: dict[int, Sequence[TokenLogprob]] = {}
+        self._wants_prompt_logprobs = sampling.prompt_logprobs is not None
         self._every_token = every_token or sampling.logprobs is not None
         self._on_end = on_end
         self._matching = bool(sampling.stop)
@@ -82,6 +91,8 @@ class Generation:
                 include,
                 sampling.logprobs is not None,
                 metrics.inter_token,
+                sampling.min_tokens,
+                sampling.max_tokens == 0,
             )
             for index in range(len(prompts) * sampling.n)
         ]
@@ -137,8 +148,14 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Counts of what was taken so far; final after the last Delta."""
-        completion = sum(candidate.count for candidate in self._candidates)
-        return Usage(sum(map(len, self.prompts)), completion, self._cached_tokens)
+        candidates = self._candidates
+        return Usage(
+            sum(map(len, self.prompts)),
+            sum(candidate.count for candidate in candidates),
+            self._cached_tokens,
+            sum(candidate.accepted_drafts for candidate in candidates),
+            sum(candidate.proposed_drafts for candidate in candidates),
+        )
 
     def close(self, error: NoriError | None = None) -> None:
         """Abort what still runs. Idempotent. A consumer still waiting gets `error` (default Cancelled)."""
@@ -158,8 +175,11 @@ class Generation:
         if self.queue_time is None:
             self.queue_time = start.queue_time
             self._metrics.queue_time.observe(start.queue_time)
-        if candidate.index % self.n == 0:  # siblings share the prompt, which usage counts once
+        prompt, number = divmod(candidate.index, self.n)
+        if number == 0:  # siblings share the prompt, which usage counts once
             self._cached_tokens += start.cached_tokens
+            if self._wants_prompt_logprobs:
+                self._keep_prompt_logprobs(prompt, start.prompt_logprobs or ())
 
     def on_first_token(self, now: float) -> None:
         if self.time_to_first_token is None:
@@ -192,6 +212,13 @@ class Generation:
 
     # Inside
 
+    def _keep_prompt_logprobs(self, prompt: int, logprobs: Sequence[TokenLogprob]) -> None:
+        wanted = len(self.prompts[prompt]) - 1
+        if len(logprobs) == wanted:
+            self.prompt_logprobs[prompt] = logprobs
+        else:  # shown, they would stand beside the wrong tokens
+            self.on_failed(EngineFailure(f"the group sent {len(logprobs)} prompt logprobs instead of {wanted}"))
+
     async def _wait(self) -> None:
         assert self._waiter is None, "a Generation has one consumer"
         waiter = self._waiter = self._loop.create_future()
@@ -217,6 +244,9 @@ class Generation:
         self._dirty = []
         deltas: list[Delta] = []
         for candidate in dirty:
+            if self._wants_prompt_logprobs and candidate.index // self.n not in self.prompt_logprobs:
+                self._dirty.append(candidate)  # a sibling was faster than candidate 0, which brings them
+                continue
             candidate.dirty = False
             delta = candidate.take(self._every_token)
             if delta is None:

@@ -18,6 +18,7 @@ from nori_cluster.frontend.admission import (
     resolve_seed,
 )
 from nori_cluster.frontend.backend import Backend, ModelInfo
+from nori_cluster.frontend.bad_words import bad_word_ids, check_bad_words
 from nori_cluster.frontend.candidate import Delta
 from nori_cluster.frontend.generation import Generation, Usage
 from nori_cluster.frontend.template import ChatTemplate
@@ -29,6 +30,7 @@ __all__ = ["Delta", "Generation", "GenerationCall", "Limits", "ServedModel", "Se
 
 INLINE_ENCODE_CHARS = 4096  # longer texts are encoded in a thread: 4,096 tokens would block the loop for about 28 ms
 MESSAGE_CHARS = 64  # what rendering a message costs beside its texts, in characters
+WORD_CHARS = 64  # what encoding a bad word costs beside its characters, twice
 RETRY_AFTER = 2.0  # seconds a client is told to wait when nothing can serve it now
 
 
@@ -169,8 +171,24 @@ class Service:
             return render()
         return await asyncio.to_thread(render)
 
+    async def prepare(self, served: ServedModel, sampling: SamplingParams) -> SamplingParams:
+        """The same controls with what needs the tokenizer filled in: bad_word_ids. Raises ClientError."""
+        words = sampling.bad_words
+        if not words:
+            return sampling
+        check_bad_words(words)
+        if sum(len(word) + WORD_CHARS for word in words) <= INLINE_ENCODE_CHARS:
+            ids = bad_word_ids(words, served.tokenizer)
+        else:
+            ids = await asyncio.to_thread(bad_word_ids, words, served.tokenizer)
+        return msgspec.structs.replace(sampling, bad_word_ids=ids)
+
     def generate(self, call: GenerationCall) -> Generation:
-        """Check, draw the seed, submit. Raises ClientError or Overloaded; later refusals come from admitted()."""
+        """Check, draw the seed, submit. Raises ClientError or Overloaded; later refusals come from admitted().
+
+        call.sampling went through `prepare`.
+        """
+        assert bool(call.sampling.bad_words) <= bool(call.sampling.bad_word_ids), "sampling was not prepared"
         served = self.served(call.model)
         if self.draining:
             raise Overloaded("the server is shutting down", retry_after=RETRY_AFTER)
@@ -179,7 +197,7 @@ class Service:
             raise Overloaded(f"no group serving {served.name!r} is ready yet", retry_after=RETRY_AFTER)
         vocab_size = served.tokenizer.vocab_size
         sampling = call.sampling
-        check_sampling(sampling, vocab_size, self.limits)
+        check_sampling(sampling, vocab_size, self.limits, served.tokenizer.eos_token_ids)
         check_scheduling(call.priority, call.cache_salt)
         check_prompts(call.prompts, sampling.n, vocab_size, self.limits, call.prompt_param)
         budgets = [

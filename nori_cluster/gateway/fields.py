@@ -19,22 +19,12 @@ NEUTRAL = frozenset(
 
 # Known, planned. Field → values that ask for nothing (null always does).
 PLANNED: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "best_of": (1,),
     "use_beam_search": (False,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "logprob_token_ids": ([],),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
     "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "return_weight_versions": (False,),
     "kv_transfer_params": ({},),

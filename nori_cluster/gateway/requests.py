@@ -34,7 +34,8 @@ class StreamMode(msgspec.Struct, frozen=True, kw_only=True):
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """What an OpenAI body asks for. stream None = one JSON reply. ignored: names of unknown fields.
 
-    prompts (completions): texts or token ids, one per prompt. messages (chat): for the template.
+    prompts (completions): texts or token ids, one per prompt. messages (chat): for the template. prompt_logprobs: those
+    asked for by name; sampling's are also what echo needs. tokens_as_ids: logprobs name tokens by id.
     """
 
     model: str | None
@@ -43,6 +44,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     ignored: list[str]
     max_tokens_param: str = "max_tokens"
     return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    prompt_logprobs: int | None = None
     add_special: bool = True
     echo: bool = False
     prompts: list[str | tuple[int, ...]] = []
@@ -58,16 +61,21 @@ def parse_completion(body: bytes, config: GatewayConfig) -> Draft:
     """A /v1/completions body. Raises ClientError."""
     value = decode_object(body)
     request, ignored = _convert(value, CompletionRequest)
-    if request.echo and request.logprobs is not None:
-        raise ClientError("echo together with logprobs is planned, but not supported yet", param="echo")
+    if request.max_tokens == 0 and not request.echo:
+        raise ClientError("max_tokens must be at least 1 (0 goes with echo only)", param="max_tokens")
+    shown = [request.prompt_logprobs, request.logprobs if request.echo else None]
+    prompt_logprobs = max((count for count in shown if count is not None), default=None)
+    _check_logprobs(request, request.logprobs, config.max_logprobs)
     return Draft(
         model=request.model,
-        sampling=_sampling(request, request.max_tokens, request.logprobs),
+        sampling=_sampling(request, request.max_tokens, request.logprobs, prompt_logprobs),
         stream=_stream(request),
         ignored=ignored,
         priority=_or(request.priority, 0),
         cache_salt=_salt(request.cache_salt),
         return_token_ids=request.return_token_ids is True,
+        tokens_as_ids=request.return_tokens_as_token_ids is True,
+        prompt_logprobs=request.prompt_logprobs,
         add_special=request.add_special_tokens is not False,
         echo=request.echo is True,
         prompts=_prompts(request.prompt, config.max_prompts),
@@ -88,15 +96,19 @@ def parse_chat(body: bytes, config: GatewayConfig) -> Draft:
     if max_tokens is not None and max_tokens < 1:
         raise ClientError(f"{max_tokens_param} must be at least 1", param=max_tokens_param)
     generation_prompt, continues = _ending(request.add_generation_prompt, request.continue_final_message)
+    logprobs = _chat_logprobs(request, config.max_logprobs)
+    _check_logprobs(request, None, config.max_logprobs)
     return Draft(
         model=request.model,
-        sampling=_sampling(request, max_tokens, _chat_logprobs(request, config.max_logprobs)),
+        sampling=_sampling(request, max_tokens, logprobs, request.prompt_logprobs),
         stream=_stream(request),
         ignored=ignored,
         priority=_or(request.priority, 0),
         cache_salt=_salt(request.cache_salt),
         max_tokens_param=max_tokens_param,
         return_token_ids=request.return_token_ids is True,
+        tokens_as_ids=request.return_tokens_as_token_ids is True,
+        prompt_logprobs=request.prompt_logprobs,
         messages=request.messages,
         add_generation_prompt=generation_prompt,
         continue_final_message=continues,
@@ -132,8 +144,12 @@ def _ending(add_generation_prompt: bool | None, continues: bool | None) -> tuple
     return (not continues if add_generation_prompt is None else add_generation_prompt), continues is True
 
 
-def _sampling(request: SamplingFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    stop = request.stop
+def _sampling(
+    request: SamplingFields, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    stop, allowed = request.stop, request.allowed_token_ids
+    if request.best_of is not None and request.best_of != _or(request.n, 1):
+        raise ClientError("best_of must equal n: picking the best of more candidates is not served", param="best_of")
     return SamplingParams(
         n=_or(request.n, 1),
         temperature=_or(request.temperature, 1.0),
@@ -148,6 +164,14 @@ def _sampling(request: SamplingFields, max_tokens: int | None, logprobs: int | N
         skip_special_tokens=request.skip_special_tokens is not False,
         logit_bias=_logit_bias(request.logit_bias),
         logprobs=logprobs,
+        min_p=_or(request.min_p, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        min_tokens=_or(request.min_tokens, 0),
+        allowed_token_ids=None if allowed is None else tuple(dict.fromkeys(allowed)),
+        bad_words=tuple(request.bad_words or ()),
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -164,6 +188,15 @@ def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
             raise ClientError(f"logit_bias keys must be token ids, got {key[:40]!r}", param="logit_bias")
         resolved[int(key)] = value
     return resolved
+
+
+def _check_logprobs(request: SamplingFields, logprobs: int | None, limit: int) -> None:
+    """The counts as they were asked for: the sampling's prompt_logprobs may come from another field."""
+    for name, count in (("logprobs", logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+        if count is not None and not 0 <= count <= limit:
+            raise ClientError(f"{name} must be between 0 and {limit}", param=name)
+    if request.prompt_logprobs is not None and request.stream:
+        raise ClientError("prompt_logprobs does not go with stream", param="prompt_logprobs")
 
 
 def _chat_logprobs(request: ChatRequest, limit: int) -> int | None:

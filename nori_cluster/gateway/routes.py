@@ -15,6 +15,7 @@ from nori_cluster.errors import Cancelled, ClientError, NoriError, Overloaded
 from nori_cluster.frontend.service import Generation, GenerationCall, ServedModel, Service
 from nori_cluster.gateway import openapi, replies, sse
 from nori_cluster.gateway.body import read_body
+from nori_cluster.gateway.logprobs import Shown
 from nori_cluster.gateway.requests import (
     COMPLETION_MAX_TOKENS,
     Draft,
@@ -88,17 +89,16 @@ class Routes:
         served = self._service.served(draft.model)
         self._service.check_room(served)
         prompts = await self._service.encode_all(served, draft.prompts, add_special=draft.add_special)
-        generation = self._generate(request, draft, served, prompts, COMPLETION_MAX_TOKENS, "prompt")
+        generation = await self._generate(request, draft, served, prompts, COMPLETION_MAX_TOKENS, "prompt")
         echo = _echo(draft, served) if draft.echo else []
         headers = _ignored(draft)
+        show = Shown.of(served.tokenizer, draft)
         async with closed_on_failure(generation):
             if draft.stream is not None:
-                writer = sse.CompletionWriter(generation, served.tokenizer, draft.stream, draft.return_token_ids, echo)
-                return Stream(generation, writer, headers)
+                return Stream(generation, sse.CompletionWriter(generation, show, draft.stream, echo), headers)
             async with closed_on_disconnect(generation, request.receive):
                 deltas = await generation.result()
-            body = replies.completion_reply(generation, deltas, served.tokenizer, echo, draft.return_token_ids)
-            return _json(body, headers)
+            return _json(replies.completion_reply(generation, deltas, show, echo), headers)
 
     async def chat(self, request: Request) -> Response:
         draft = parse_chat(await self._body(request), self._config)
@@ -111,15 +111,15 @@ class Routes:
             continue_final_message=draft.continue_final_message,
             kwargs=draft.template_kwargs,
         )
-        generation = self._generate(request, draft, served, [prompt], None, "messages")
+        generation = await self._generate(request, draft, served, [prompt], None, "messages")
         headers = _ignored(draft)
+        show = Shown.of(served.tokenizer, draft)
         async with closed_on_failure(generation):
             if draft.stream is not None:
-                writer = sse.ChatWriter(generation, served.tokenizer, draft.stream, draft.return_token_ids)
-                return Stream(generation, writer, headers)
+                return Stream(generation, sse.ChatWriter(generation, show, draft.stream), headers)
             async with closed_on_disconnect(generation, request.receive):
                 deltas = await generation.result()
-            return _json(replies.chat_reply(generation, deltas, served.tokenizer, draft.return_token_ids), headers)
+            return _json(replies.chat_reply(generation, deltas, show), headers)
 
     async def tokenize(self, request: Request) -> Response:
         wanted, messages, generation_prompt, continues = parse_tokenize(await self._body(request))
@@ -172,7 +172,7 @@ class Routes:
     async def _body(self, request: Request) -> bytes:
         return await read_body(request.scope["headers"], request.receive, self._config.max_body_bytes)
 
-    def _generate(
+    async def _generate(
         self,
         request: Request,
         draft: Draft,
@@ -183,11 +183,12 @@ class Routes:
     ) -> Generation:
         if draft.ignored:
             log.debug("request %s: unknown fields %s", request.scope["nori.request_id"], draft.ignored[:10])
+        sampling = await self._service.prepare(served, draft.sampling)
         return self._service.generate(
             GenerationCall(
                 model=served.name,
                 prompts=prompts,
-                sampling=draft.sampling,
+                sampling=sampling,
                 request_id=request.scope["nori.request_id"],
                 default_max_tokens=default_max_tokens,
                 priority=draft.priority,

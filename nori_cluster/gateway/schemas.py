@@ -25,7 +25,10 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What both generation endpoints take. top_k 0 and -1 are off; seed -1 is none."""
+    """What both generation endpoints take. top_k 0 and -1 are off; seed -1 is none; best_of must equal n.
+
+    min_tokens delays EOS, stop_token_ids and stop strings. prompt_logprobs does not go with stream.
+    """
 
     model: str | None = None
     n: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 128})] | None = None
@@ -35,7 +38,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     top_p: Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maximum": 1})] | None = None
     top_k: Annotated[int, Meta(extra_json_schema={"minimum": -1})] | None = None
     seed: int | None = None
-    max_tokens: Annotated[int, Meta(extra_json_schema={"minimum": 1})] | None = None
+    best_of: Annotated[int, Meta(extra_json_schema={"minimum": 1})] | None = None
+    min_p: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})] | None = None
+    repetition_penalty: Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maximum": 100})] | None = None
+    presence_penalty: Annotated[float, Meta(extra_json_schema={"minimum": -2, "maximum": 2})] | None = None
+    frequency_penalty: Annotated[float, Meta(extra_json_schema={"minimum": -2, "maximum": 2})] | None = None
+    max_tokens: Annotated[int, Meta(extra_json_schema={"minimum": 0})] | None = None
+    min_tokens: Annotated[int, Meta(extra_json_schema={"minimum": 0})] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -44,16 +53,21 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: Annotated[list[int], Meta(extra_json_schema={"minItems": 1})] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: Annotated[int, Meta(extra_json_schema={"minimum": 0})] | None = None
+    return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """POST /v1/completions. max_tokens is 16 when absent or null. echo can not be combined with logprobs yet."""
+    """POST /v1/completions. max_tokens is 16 when absent or null; 0 only with echo, which puts the prompt before the
+    text, and with logprobs the prompt's logprobs before the text's."""
 
     prompt: Prompt
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 20})] | None = None
+    logprobs: Annotated[int, Meta(extra_json_schema={"minimum": 0})] | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -87,7 +101,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     messages: Messages
     max_completion_tokens: Annotated[int, Meta(extra_json_schema={"minimum": 1})] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 20})] | None = None
+    top_logprobs: Annotated[int, Meta(extra_json_schema={"minimum": 0})] | None = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -11,8 +11,7 @@ import msgspec
 
 from nori_cluster.errors import NoriError
 from nori_cluster.frontend.service import Delta, Generation
-from nori_cluster.frontend.tokenizer import Tokenizer
-from nori_cluster.gateway.logprobs import chat_logprobs, completion_logprobs
+from nori_cluster.gateway.logprobs import Shown, chat_logprobs, completion_logprobs, echoed_logprobs
 from nori_cluster.gateway.replies import finish_name, usage_object
 from nori_cluster.gateway.requests import StreamMode
 
@@ -41,11 +40,11 @@ class StreamWriter:
     kind = ""
     prefix = ""
 
-    def __init__(self, generation: Generation, tokenizer: Tokenizer, mode: StreamMode, token_ids: bool) -> None:
+    def __init__(self, generation: Generation, show: Shown, mode: StreamMode) -> None:
         self._generation = generation
-        self._tokenizer = tokenizer
+        self._show = show
         self._mode = mode
-        self._token_ids = token_ids
+        self._token_ids = show.token_ids
         frame = {
             "id": f"{self.prefix}-{generation.id}",
             "object": self.kind,
@@ -144,7 +143,7 @@ class ChatWriter(StreamWriter):
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if not delta.logprobs:
             return None
-        return chat_logprobs(self._tokenizer, delta.token_ids, delta.logprobs)
+        return chat_logprobs(self._show, delta.token_ids, delta.logprobs)
 
 
 class CompletionWriter(StreamWriter):
@@ -154,23 +153,22 @@ class CompletionWriter(StreamWriter):
     prefix = "cmpl"
     text_key = b'"text":'
 
-    def __init__(
-        self,
-        generation: Generation,
-        tokenizer: Tokenizer,
-        mode: StreamMode,
-        token_ids: bool,
-        echo: Sequence[str] = (),
-    ) -> None:
-        super().__init__(generation, tokenizer, mode, token_ids)
+    def __init__(self, generation: Generation, show: Shown, mode: StreamMode, echo: Sequence[str] = ()) -> None:
+        super().__init__(generation, show, mode)
         self._echo = echo
         self._offsets = [0] * generation.candidates
 
     def begin(self, head: bytes, delta: Delta, parts: list[bytes]) -> None:
-        if self._echo:
-            text = self._echo[delta.index // self._generation.n]
-            parts += (head, self.text_key, _encode(text), b',"logprobs":null,"finish_reason":null')
-            self._close(parts)
+        if not self._echo:
+            return
+        prompt, generation, logprobs = delta.index // self._generation.n, self._generation, None
+        if self._show.echo_logprobs is not None:
+            logprobs, self._offsets[delta.index] = echoed_logprobs(
+                self._show, generation.prompts[prompt], generation.prompt_logprobs[prompt], self._show.echo_logprobs
+            )
+        text = _encode(self._echo[prompt])
+        parts += (head, self.text_key, text, b',"logprobs":', _encode(logprobs), b',"finish_reason":null')
+        self._close(parts)
 
     def prompt_ids(self, delta: Delta, parts: list[bytes]) -> None:
         parts += (b',"prompt_token_ids":', _encode(self._generation.prompts[delta.index // self._generation.n]))
@@ -182,7 +180,5 @@ class CompletionWriter(StreamWriter):
         if not delta.logprobs:
             return None
         offset = self._offsets[delta.index]
-        shown, self._offsets[delta.index] = completion_logprobs(
-            self._tokenizer, delta.token_ids, delta.logprobs, offset
-        )
+        shown, self._offsets[delta.index] = completion_logprobs(self._show, delta.token_ids, delta.logprobs, offset)
         return shown

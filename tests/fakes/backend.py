@@ -16,6 +16,7 @@ class Script(msgspec.Struct, kw_only=True):
 
     tokens: replayed until EOS, a stop id or max_tokens; endless ones are fine. chunk: tokens per message. step: seconds
     between messages (0 = one turn of the loop). refusal: instead of accepted. fault: raised after fault_after tokens.
+    logprob: of every token. drafts: accepted and proposed, told at the end. start_after: seconds before the first token.
     """
 
     tokens: Iterable[int] = ()
@@ -26,6 +27,9 @@ class Script(msgspec.Struct, kw_only=True):
     fault: NoriError | None = None
     fault_after: int = 0
     cached_tokens: int = 0
+    start_after: float = 0.0
+    logprob: float = -0.5
+    drafts: tuple[int, int] = (0, 0)
 
 
 class _Sequence:
@@ -53,7 +57,10 @@ class _Sequence:
         self.sink.accepted()
         async with self.backend.slots:
             self.prefilled = True
-            self.sink.started(Started(script.cached_tokens, 0.001))
+            if script.start_after:
+                await asyncio.sleep(script.start_after)
+            prompt = self.logprobs(self.request.prompt_token_ids[1:], sampling.prompt_logprobs)
+            self.sink.started(Started(script.cached_tokens, 0.001, None if self.number else prompt))
             assert sampling.max_tokens is not None
             source = iter(islice(script.tokens, sampling.max_tokens))
             sent = 0
@@ -66,12 +73,13 @@ class _Sequence:
                 sent += len(ids)
                 self.backend.generated += len(ids)
                 if ids:
-                    self.sink.tokens(ids, self.logprobs(ids))
+                    self.sink.tokens(ids, self.logprobs(ids, sampling.logprobs))
                 if script.fault is not None and sent >= script.fault_after:
                     self.sink.failed(script.fault)
                     return
                 if finish is not None:
-                    self.sink.finished(finish)
+                    accepted, proposed = script.drafts
+                    self.sink.finished(Finish(finish.reason, finish.matched_token_id, accepted, proposed))
                     return
 
     def cut(self, ids: list[int], sent: int) -> tuple[list[int], Finish | None]:
@@ -86,11 +94,11 @@ class _Sequence:
         assert ids or self.script.fault, "the script ran out of tokens: end it with EOS"
         return ids, None
 
-    def logprobs(self, ids: Sequence[int]) -> list[TokenLogprob] | None:
-        count = self.request.sampling.logprobs
+    def logprobs(self, ids: Sequence[int], count: int | None) -> list[TokenLogprob] | None:
         if count is None:
             return None
-        return [TokenLogprob(-0.5, (id_, 3, 4)[:count], (-0.5, -1.5, -2.5)[:count]) for id_ in ids]
+        value = self.script.logprob
+        return [TokenLogprob(value, (id_, 3, 4)[:count], (value, -1.5, -2.5)[:count]) for id_ in ids]
 
 
 class _Submission:
