@@ -18,8 +18,12 @@ class TPGroup(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def ordered(self) -> bool:
+        """Whether all_reduce adds the ranks' shares in the order of ranks, whatever the shape."""
+
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks; may be done in place."""
+        """Sum over ranks, the same bits on all of them; may be done in place."""
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Rank 0: the ranks' tensors joined along the last dimension; None elsewhere."""
@@ -36,6 +40,7 @@ class SoloGroup:
 
     rank = 0
     size = 1
+    ordered = True
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -58,12 +63,25 @@ class TorchTPGroup:
         self._device = device or torch.device("cpu")
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.ordered = self._device.type == "cpu"
         self._first = dist.get_global_rank(group, 0)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.contiguous()
+        if self.ordered:
+            return self._ordered_sum(tensor)
         dist.all_reduce(tensor, group=self._group)
         return tensor
+
+    def _ordered_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Gloo's all_reduce cuts messages by their size and adds each piece in another order of ranks. On one host this
+        is also faster up to 64 rows of 576 float32 (467 for 583 us at 2 ranks); at 256 x 4096 it takes up to twice."""
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor, group=self._group)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total.add_(part)
+        return total.to(tensor.dtype)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
         tensor = tensor.contiguous()

@@ -28,8 +28,12 @@ def attention_name(device: torch.device, batch_invariant: bool) -> str:
     return name
 
 
-def require_batch_invariant(method: type[QuantMethod], dtype: torch.dtype, device: torch.device) -> None:
-    """ConfigError unless products of this method have the mode on this device."""
+def require_batch_invariant(
+    method: type[QuantMethod], dtype: torch.dtype, device: torch.device, group: TPGroup
+) -> None:
+    """ConfigError unless products of this method and the sums over ranks have the mode on this device."""
+    if not group.ordered:
+        raise _refusal(f"sums over ranks on {device.type} have no fixed order")
     if not method.batch_invariant(dtype, device):
         kind = str(dtype).removeprefix("torch.")
         raise _refusal(f"{method.__name__} products in {kind} on {device.type} do not have it")

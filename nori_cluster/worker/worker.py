@@ -78,7 +78,7 @@ class Worker:
         dtype = resolve_dtype(self.config.model.dtype, checkpoint.torch_dtype, self.device)
         invariant = self.config.numerics.batch_invariant
         if invariant:
-            require_batch_invariant(quant, dtype, self.device)
+            require_batch_invariant(quant, dtype, self.device, self.group)
         context = LayerContext(self.group, dtype, self.device, quant, invariant)
         spec = family.spec_from_hf(checkpoint)
         self.model = load_model(folder, family, spec, context, progress if self.group.rank == 0 else None)
