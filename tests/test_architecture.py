@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {"file": 500, "function": 60, "kernel function": 120, "engine code": 1300}  # lines
-FLOOR = {"types", "errors", "config", "env", "hashing", "registry", "telemetry", "version"}
+FLOOR = {"types", "errors", "config", "env", "hashing", "registry", "telemetry", "version", "grammar"}
 BELOW_WORKER = {"models", "layers", "attention", "quant", "device"}
 MAY_IMPORT: dict[str, set[str]] = {  # besides the floor and itself
     **{name: set() for name in FLOOR | {"engine", "checkpoint", "device", "routing"}},
@@ -42,6 +42,7 @@ FORBIDDEN: dict[str, set[str]] = {  # path prefix → packages; every prefix tha
     "nori_cluster/planning/": IMPURE,
     **{f"nori_cluster/{part}/": {"torch"} for part in ("checkpoint", "frontend", "rpc", "gateway", "cli")},
     **{f"nori_cluster/{module}.py": {"torch"} for module in FLOOR},
+    "nori_cluster/grammar/": {"torch"},
     "nori_cluster/worker/channel.py": {"torch"},
     "kernels/nori_kernels/": {"nori_cluster", "ray", "grpc", "fastapi"},
 }
