@@ -150,5 +150,7 @@ class EngineProcess:
             prefix_cache_hits=load.prefix_hits,
             prefix_cache_evictions=load.evictions,
             preemptions=load.preemptions,
+            proposed_draft_tokens=load.proposed_drafts,
+            accepted_draft_tokens=load.accepted_drafts,
         )
         return state, report

@@ -15,7 +15,7 @@ INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 UINT64 = (1 << 64) - 1
 MAX_PRIORITY = 1000
 MAX_SALT = 128
-REPETITION_PENALTY = (1e-6, 100)  # logits stay finite in float32
+LEAST_REPETITION_PENALTY = 2**-20  # logits stay finite; a float32 of the wire keeps its value
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,8 @@ def check_sampling(
     if sampling.seed is not None:
         _check_range("seed", sampling.seed, INT64_MIN, INT64_MAX)
     _check_range("min_p", sampling.min_p, 0, 1)
-    _check_range("repetition_penalty", sampling.repetition_penalty, *REPETITION_PENALTY)
+    if not LEAST_REPETITION_PENALTY <= sampling.repetition_penalty <= 100:
+        raise ClientError("repetition_penalty must be between 0.000001 and 100", param="repetition_penalty")
     _check_range("presence_penalty", sampling.presence_penalty, -2, 2)
     _check_range("frequency_penalty", sampling.frequency_penalty, -2, 2)
     for name in ("logprobs", "prompt_logprobs"):

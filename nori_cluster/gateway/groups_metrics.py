@@ -44,6 +44,8 @@ class GroupMetrics(Collector):
                 ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
                 ("prefix_cache_evictions", "Blocks evicted from the prefix cache."),
                 ("num_preemptions", "Sequences preempted for lack of blocks."),
+                ("spec_decode_num_draft_tokens", "Speculated tokens tried."),
+                ("spec_decode_num_accepted_tokens", "Speculated tokens kept."),
             )
         }
         for link in links:
@@ -67,6 +69,8 @@ class GroupMetrics(Collector):
                 ("prefix_cache_hits", report.prefix_cache_hits),
                 ("prefix_cache_evictions", report.prefix_cache_evictions),
                 ("num_preemptions", report.preemptions),
+                ("spec_decode_num_draft_tokens", report.proposed_draft_tokens),
+                ("spec_decode_num_accepted_tokens", report.accepted_draft_tokens),
             ):
                 totals[name].add_metric(labels, total)
         yield up

@@ -64,6 +64,8 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_hits: int = 0
     prefix_cache_evictions: int = 0
     preemptions: int = 0
+    proposed_draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):

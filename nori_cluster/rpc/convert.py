@@ -23,13 +23,11 @@ from nori_cluster.routing.base import (
     Refusal,
     RefusalReason,
 )
-from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2, sampling_pb2
+from nori_cluster.rpc.convert_sampling import sampling_to_pb
+from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as dataplane
 from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2 as router
 from nori_cluster.types import FinishReason, Request, TokenLogprob
-
-_SIGN = 1 << 63
-_WRAP = 1 << 64
 
 
 def duration(seconds: float) -> Duration:
@@ -39,11 +37,6 @@ def duration(seconds: float) -> Duration:
 
 def seconds(value: Duration) -> float:
     return value.seconds + value.nanos / 1e9
-
-
-def signed(seed: int) -> int:
-    """An unsigned 64-bit seed as the int64 of the wire."""
-    return seed - _WRAP if seed >= _SIGN else seed
 
 
 # -- router plane ---------------------------------------------------------------------------------------------------
@@ -102,6 +95,8 @@ def report_to_pb(value: GroupReport) -> router.GroupReport:
         prefix_cache_hits=value.prefix_cache_hits,
         prefix_cache_evictions=value.prefix_cache_evictions,
         preemptions=value.preemptions,
+        proposed_draft_tokens=value.proposed_draft_tokens,
+        accepted_draft_tokens=value.accepted_draft_tokens,
     )
 
 
@@ -118,6 +113,8 @@ def report_from_pb(value: router.GroupReport) -> GroupReport:
         prefix_cache_hits=value.prefix_cache_hits,
         prefix_cache_evictions=value.prefix_cache_evictions,
         preemptions=value.preemptions,
+        proposed_draft_tokens=value.proposed_draft_tokens,
+        accepted_draft_tokens=value.accepted_draft_tokens,
     )
 
 
@@ -271,28 +268,22 @@ def open_request_from_pb(value: router.OpenRequest) -> OpenRequest:
 def sequences_to_pb(
     request: Request, *, max_tokens: int, order_key: int, time_left: float | None
 ) -> list[dataplane.SequenceRequest]:
-    """One sequence per candidate, without handles (whoever owns the stream gives them). max_tokens: resolved."""
+    """One sequence per candidate, without handles (whoever owns the stream gives them). max_tokens: resolved.
+
+    Only candidate 0 asks for prompt logprobs.
+    """
     params = request.sampling
-    sampling = sampling_pb2.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=signed(request.seed),
-        max_tokens=max_tokens,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        logit_bias=params.logit_bias,
-    )
     first = dataplane.SequenceRequest(
         trace_id=request.id,
         prompt_token_ids=request.prompt_token_ids,
-        sampling=sampling,
+        sampling=sampling_to_pb(params, request.seed, max_tokens),
         priority=request.priority,
         cache_salt=request.cache_salt.encode(),
         order_key=order_key,
         task=dataplane.TASK_GENERATE,
         top_logprobs=params.logprobs,
         time_left=None if time_left is None else duration(time_left),
+        bad_words=[generation_pb2.TokenSequence(ids=ids) for ids in params.bad_word_ids],
     )
     out = [first]
     for candidate in range(1, params.n):
@@ -300,18 +291,22 @@ def sequences_to_pb(
         sequence.CopyFrom(first)
         sequence.candidate = candidate
         out.append(sequence)
+    if params.prompt_logprobs is not None:
+        first.prompt_logprobs = params.prompt_logprobs
     return out
 
 
 def started_from_pb(value: dataplane.SequenceStart) -> Started:
-    return Started(value.cached_tokens, seconds(value.queue_time))
+    prompt = logprobs_from_pb(value.prompt_logprobs) if value.HasField("prompt_logprobs") else None
+    return Started(value.cached_tokens, seconds(value.queue_time), prompt)
 
 
 def finish_from_pb(value: dataplane.SequenceFinish) -> Finish:
     """A reason this version does not know reads as STOP."""
     known = value.reason in FinishReason._value2member_map_
     matched = value.matched_token_id if value.HasField("matched_token_id") else None
-    return Finish(FinishReason(value.reason) if known else FinishReason.STOP, matched)
+    reason = FinishReason(value.reason) if known else FinishReason.STOP
+    return Finish(reason, matched, value.accepted_draft_tokens, value.proposed_draft_tokens)
 
 
 def logprobs_to_pb(values: Iterable[TokenLogprob]) -> generation_pb2.TokenLogprobs:

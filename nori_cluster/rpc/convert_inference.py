@@ -4,14 +4,15 @@ import json
 from collections.abc import Iterable
 from typing import Any, cast
 
+import msgspec
 from google.protobuf.json_format import MessageToDict
 
 from nori_cluster.errors import ClientError, NoriError, UnsupportedParameter
 from nori_cluster.frontend.candidate import Delta
 from nori_cluster.frontend.generation import Usage
 from nori_cluster.rpc import convert
+from nori_cluster.rpc.convert_sampling import sampling_from_pb
 from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2 as common
-from nori_cluster.rpc.generated.nori.common.v1 import sampling_pb2
 from nori_cluster.rpc.generated.nori.inference.v1 import inference_service_pb2 as pb
 from nori_cluster.types import SamplingParams
 
@@ -22,26 +23,32 @@ _ROLES = {
     pb.ROLE_ASSISTANT: "assistant",
     pb.ROLE_TOOL: "tool",
 }
-# Planned sampling fields and the value at which each changes nothing (None: any value changes the meaning).
-_UNSERVED: dict[str, float | None] = {
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "min_tokens": 0,
-    "reasoning_token_budget": None,
-    "constraint": None,
-    "extra": None,
-}
 _FIELDS = {  # the frontend's words → ours
     "n": "task.sampling.candidate_count",
     "stop": "task.sampling.stop_strings",
     "logprobs": "task.output.top_logprobs",
+    "prompt_logprobs": "task.output.prompt_logprobs",
     "model": "task.model",
     "prompt": "task.prompt",
     **{
         name: f"task.sampling.{name}"
-        for name in ("temperature", "top_p", "top_k", "seed", "max_tokens", "stop_token_ids", "logit_bias")
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "seed",
+            "max_tokens",
+            "stop_token_ids",
+            "logit_bias",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "min_tokens",
+            "allowed_token_ids",
+            "bad_words",
+            "constraint",
+        )
     },
 }
 
@@ -69,37 +76,25 @@ def refuse_unserved(task: pb.GenerationTask) -> None:
     """Fields of a GenerationTask that change the meaning and are planned only."""
     if task.tool_config.functions or task.tool_config.choice not in (pb.TOOL_CHOICE_UNSPECIFIED, pb.TOOL_CHOICE_NONE):
         raise _planned("task.tool_config")
-    if task.output.HasField("prompt_logprobs"):
-        raise _planned("task.output.prompt_logprobs")
-    if task.output.echo_prompt:
-        raise _planned("task.output.echo_prompt")
 
 
-def sampling_from_pb(value: sampling_pb2.SamplingParams, output: pb.OutputOptions) -> SamplingParams:
-    """Defaults resolved. Raises UnsupportedParameter naming the field."""
-    for name, neutral in _UNSERVED.items():
-        if value.HasField(cast("Any", name)) and (neutral is None or getattr(value, name) != neutral):
-            raise _planned(f"task.sampling.{name}")
-    if value.allowed_token_ids:
-        raise _planned("task.sampling.allowed_token_ids")
-
-    def given(name: str, default: Any) -> Any:
-        return getattr(value, name) if value.HasField(cast("Any", name)) else default
-
-    return SamplingParams(
-        n=given("candidate_count", 1),
-        temperature=given("temperature", 1.0),
-        top_p=given("top_p", 1.0),
-        top_k=given("top_k", 0),
-        seed=given("seed", None),
-        max_tokens=given("max_tokens", None),
-        stop=tuple(value.stop_strings),
-        stop_token_ids=tuple(value.stop_token_ids),
-        ignore_eos=value.ignore_eos,
-        include_stop_str_in_output=value.include_stop_string,
+def sampling_of(task: pb.GenerationTask, streamed: bool) -> SamplingParams:
+    """Defaults resolved. Raises ClientError naming the field."""
+    output = task.output
+    prompt_logprobs = output.prompt_logprobs if output.HasField("prompt_logprobs") else None
+    if streamed and prompt_logprobs is not None:
+        raise ClientError("prompt_logprobs goes with Generate only", param="task.output.prompt_logprobs")
+    sampling = sampling_from_pb(task.sampling, "task.sampling.")
+    if sampling.max_tokens == 0 and not (output.echo_prompt or prompt_logprobs is not None):
+        raise ClientError(
+            "max_tokens must be at least 1 (0 goes with echo_prompt or prompt_logprobs)",
+            param="task.sampling.max_tokens",
+        )
+    return msgspec.structs.replace(
+        sampling,
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
-        logit_bias=dict(value.logit_bias),
         logprobs=output.top_logprobs if output.HasField("top_logprobs") else None,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -154,6 +149,8 @@ def usage_to_pb(usage: Usage) -> common.Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        accepted_draft_tokens=usage.accepted_drafts,
+        proposed_draft_tokens=usage.proposed_drafts,
     )
 
 
@@ -168,11 +165,11 @@ def _reason(delta: Delta) -> "common.FinishReason":
     return cast("common.FinishReason", int(delta.finish_reason))
 
 
-def candidate_to_pb(delta: Delta, with_ids: bool) -> pb.Candidate:
-    """A whole candidate."""
+def candidate_to_pb(delta: Delta, with_ids: bool, echo: str = "") -> pb.Candidate:
+    """A whole candidate. echo: the prompt's text when it is to come first."""
     return pb.Candidate(
         index=delta.index,
-        text=delta.text,
+        text=echo + delta.text,
         finish_reason=_reason(delta),
         matched_stop=_matched(delta),
         token_ids=delta.token_ids if with_ids else (),

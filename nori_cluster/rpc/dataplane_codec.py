@@ -1,16 +1,22 @@
 """Data-plane messages ↔ engine structs, on the server side. Checks what a gateway says; trusts nothing."""
 
 import time
+from collections.abc import Iterable
 from itertools import accumulate
 
+import msgspec
 import numpy as np
 
 from nori_cluster.engine.sequence import SequenceRequest
 from nori_cluster.errors import ClientError, UnsupportedParameter
+from nori_cluster.frontend.admission import Limits, check_sampling
+from nori_cluster.rpc.convert_sampling import sampling_from_pb
+from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
-from nori_cluster.types import GroupSpec, RowControls, RowSampling, StepLogprobs, unpack
+from nori_cluster.types import GroupSpec, RowSampling, SamplingParams, StepLogprobs, unpack
 
 PROTOCOL_VERSION = 1
+MAX_BAD_WORD_TOKENS = 1024
 
 
 def describe(spec: GroupSpec, max_num_seqs: int) -> pb.GroupDescription:
@@ -35,7 +41,7 @@ def sequence_request(
 ) -> SequenceRequest:
     """A validated request. ClientError names the field; nothing from a gateway can reach a worker unchecked."""
     _refuse_unserved(message)
-    sampling, length = message.sampling, len(message.prompt_token_ids)
+    length = len(message.prompt_token_ids)
     if not length:
         raise ClientError("prompt_token_ids is empty", param="prompt_token_ids")
     ids = np.fromiter(message.prompt_token_ids, dtype=np.int64, count=length)
@@ -43,21 +49,15 @@ def sequence_request(
         raise ClientError(f"token id {ids.max()} is out of the vocabulary of {spec.vocab_size}", param="prompt")
     if message.resumed_tokens >= length:
         raise ClientError("resumed_tokens must be fewer than the prompt", param="resumed_tokens")
-    for name in ("stop_token_ids", "logit_bias"):
-        if any(token >= spec.vocab_size for token in getattr(sampling, name)):
-            raise ClientError(f"{name} holds an id out of the vocabulary of {spec.vocab_size}", param=name)
-    if message.top_logprobs > spec.vocab_size:
-        raise ClientError(
-            f"top_logprobs {message.top_logprobs} exceeds the vocabulary of {spec.vocab_size}", param="top_logprobs"
-        )
+    sampling = _sampling(message, spec)
     time_left = message.time_left.ToNanoseconds() / 1e9 if message.HasField("time_left") else None
     return SequenceRequest(
         key=key,
         prompt_token_ids=tuple(ids.tolist()),
         resumed_tokens=message.resumed_tokens,
-        sampling=_row_sampling(message),
-        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else spec.max_model_len,
-        stop_token_ids=tuple(sampling.stop_token_ids),
+        sampling=RowSampling.of(sampling, message.candidate, spec.eos_token_ids),
+        max_tokens=spec.max_model_len if sampling.max_tokens is None else sampling.max_tokens,
+        stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         order_key=message.order_key,
         deadline=None if time_left is None else time.monotonic() + time_left,
@@ -66,71 +66,73 @@ def sequence_request(
     )
 
 
-def _row_sampling(message: pb.SequenceRequest) -> RowSampling:
-    sampling = message.sampling
-    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
-    top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
-    if not (0.0 <= temperature < float("inf")):
-        raise ClientError("temperature must be a finite number ≥ 0", param="temperature")
-    if not (0.0 < top_p <= 1.0):
-        raise ClientError("top_p must be in (0, 1]", param="top_p")
-    if any(not abs(value) <= 100.0 for value in sampling.logit_bias.values()):
-        raise ClientError("logit_bias values must be in [-100, 100]", param="logit_bias")
-    if not sampling.HasField("seed"):
+def _sampling(message: pb.SequenceRequest, spec: GroupSpec) -> SamplingParams:
+    """The controls, checked by the rules of the gateway's admission with this group's vocabulary."""
+    sampling = sampling_from_pb(message.sampling, "")
+    if sampling.seed is None:
         raise ClientError("the gateway must draw a seed", param="seed")
-    return RowSampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=max(sampling.top_k, 0),
-        seed=sampling.seed % (1 << 64),
-        candidate=message.candidate,
-        logprobs=message.top_logprobs if message.HasField("top_logprobs") else -1,
-        controls=RowControls(
-            bias_ids=tuple(sampling.logit_bias.keys()), bias_values=tuple(sampling.logit_bias.values())
-        )
-        if sampling.logit_bias
-        else None,
+    if sampling.allowed_token_ids is not None and len(message.sampling.allowed_token_ids) > spec.vocab_size:
+        raise ClientError("allowed_token_ids holds more ids than the vocabulary", param="allowed_token_ids")
+    for name in ("top_logprobs", "prompt_logprobs"):
+        if getattr(message, name) > spec.vocab_size:
+            raise ClientError(f"{name} exceeds the vocabulary of {spec.vocab_size}", param=name)
+    if any(len(word.ids) > MAX_BAD_WORD_TOKENS for word in message.bad_words):
+        raise ClientError(f"a bad word may have at most {MAX_BAD_WORD_TOKENS} tokens", param="bad_words")
+    sampling = msgspec.structs.replace(
+        sampling,
+        logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        bad_word_ids=tuple(tuple(word.ids) for word in message.bad_words),
     )
+    check_sampling(sampling, spec.vocab_size, Limits(max_logprobs=spec.vocab_size), spec.eos_token_ids)
+    return sampling
 
 
 def _refuse_unserved(message: pb.SequenceRequest) -> None:
     """Fields that a newer gateway may set and that change the meaning."""
     sampling = message.sampling
-    unserved = [
-        name
-        for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "constraint")
-        if sampling.HasField(name)
-    ]
-    unserved += [name for name in ("stop_strings", "allowed_token_ids") if getattr(sampling, name)]
+    unserved = [name for name in ("stop_strings", "bad_words") if getattr(sampling, name)]
     unserved += [name for name in ("candidate_count", "reasoning_token_budget", "extra") if sampling.HasField(name)]
-    unserved += [name for name in ("adapter", "bad_words") if getattr(message, name)]
-    unserved += [name for name in ("prompt_logprobs", "kv_source") if message.HasField(name)]
+    unserved += ["adapter"] if message.adapter else []
+    unserved += ["kv_source"] if message.HasField("kv_source") else []
     if message.task not in (pb.TASK_UNSPECIFIED, pb.TASK_GENERATE):
         unserved.append("task")
     if unserved:
         raise UnsupportedParameter(f"this group does not serve {', '.join(unserved)}", param=unserved[0])
 
 
-class LogprobRows:
-    """A step's logprobs, read by plan row."""
+class LogprobLists:
+    """A StepLogprobs as Python lists: of each entry its logprob, and where its top tokens begin and end."""
 
     def __init__(self, packed: StepLogprobs) -> None:
-        self._entries = {row: entry for entry, row in enumerate(unpack(packed.rows).tolist())}
-        self._chosen = np.frombuffer(packed.chosen, dtype="<f4").tolist()
         counts = unpack(packed.top_counts).tolist()
-        self._ends = list(accumulate(counts))
-        self._counts = counts
-        self._ids = unpack(packed.top_ids).tolist()
-        self._values = np.frombuffer(packed.top_values, dtype="<f4").tolist()
+        self.chosen: list[float] = np.frombuffer(packed.chosen, dtype="<f4").tolist()
+        self.ends = list(accumulate(counts))
+        self.starts = [end - count for end, count in zip(self.ends, counts, strict=True)]
+        self.ids: list[int] = unpack(packed.top_ids).tolist()
+        self.values: list[float] = np.frombuffer(packed.top_values, dtype="<f4").tolist()
 
-    def add_to(self, output: pb.StepOutput, rows: list[int], handles: list[int]) -> None:
-        """Append a SequenceLogprobs for each row that asked for logprobs."""
-        for row, handle in zip(rows, handles, strict=True):
-            entry = self._entries.get(row)
-            if entry is None:
-                continue
-            message = output.logprobs.add(handle=handle).logprobs
-            message.logprobs.append(self._chosen[entry])
-            end = self._ends[entry]
-            start = end - self._counts[entry]
-            message.top.add(token_ids=self._ids[start:end], logprobs=self._values[start:end])
+
+def add_logprobs(message: generation_pb2.TokenLogprobs, lists: LogprobLists, entries: Iterable[int]) -> None:
+    """Append entries, one per token."""
+    for entry in entries:
+        message.logprobs.append(lists.chosen[entry])
+        top = slice(lists.starts[entry], lists.ends[entry])
+        message.top.add(token_ids=lists.ids[top], logprobs=lists.values[top])
+
+
+class LogprobRows:
+    """A step's logprobs, read by plan row; a row may have several entries, one per token in order."""
+
+    def __init__(self, packed: StepLogprobs) -> None:
+        self._lists = LogprobLists(packed)
+        self._entries: dict[int, list[int]] = {}
+        for entry, row in enumerate(unpack(packed.rows).tolist()):
+            self._entries.setdefault(row, []).append(entry)
+
+    def add_to(self, output: pb.StepOutput, rows: list[int], handles: list[int], counts: list[int]) -> None:
+        """Append a SequenceLogprobs of its first counts[i] entries for each row that asked for logprobs."""
+        for row, handle, count in zip(rows, handles, counts, strict=True):
+            entries = self._entries.get(row, ())[:count]
+            if entries:
+                add_logprobs(output.logprobs.add(handle=handle).logprobs, self._lists, entries)

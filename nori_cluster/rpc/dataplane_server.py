@@ -21,7 +21,7 @@ from nori_cluster.engine.plan import FinishNews, StartNews, StepDeltas
 from nori_cluster.engine.sequence import SequenceRequest
 from nori_cluster.errors import ClientError, ContextLengthExceeded, EngineFailure, NoriError, Overloaded
 from nori_cluster.rpc.cache_events import CacheEventLog
-from nori_cluster.rpc.dataplane_codec import LogprobRows, describe, sequence_request
+from nori_cluster.rpc.dataplane_codec import LogprobLists, LogprobRows, add_logprobs, describe, sequence_request
 from nori_cluster.rpc.engine_thread import EngineThread, Load, News, Submitted
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2_grpc as pb_grpc
@@ -66,7 +66,7 @@ class Session:
             return  # the stream ends, and with it all that is live
         self._deltas.append((deltas, index))
         self._news.append((starts, finishes))
-        self._unsent += len(deltas.keys) if index is None else len(index)
+        self._unsent += len(deltas.ids) if index is None else int(deltas.counts[index].sum())
         for finish in finishes:
             self.live.discard(finish.key)
         if self._unsent > self.max_unsent:
@@ -112,27 +112,46 @@ def _step_output(
 ) -> pb.StepOutput:
     """One message from the news of one or more consecutive steps."""
     output = pb.StepOutput(first_step=deltas[0][0].step, last_step=deltas[-1][0].step)
-    for step, index in deltas:
-        keys, ids, rows = (step.keys, step.ids, step.rows)
-        if index is not None:
-            keys, ids, rows = keys[index], ids[index], rows[index]
+    shares = [(step, *_share(step, index)) for step, index in deltas]
+    several = any((counts != 1).any() for _, _, counts, _, _ in shares)
+    for step, keys, counts, ids, rows in shares:
         handles = _handles(keys)
         output.handles.extend(handles)
         output.token_ids.extend(ids.tolist())
+        if several:
+            output.token_counts.extend(counts.tolist())
         if step.logprobs is not None:
-            LogprobRows(step.logprobs).add_to(output, rows.tolist(), handles)
+            LogprobRows(step.logprobs).add_to(output, rows.tolist(), handles, counts.tolist())
     for starts, finishes in news:
         for start in starts:
             message = output.starts.add(handle=start.key & 0xFFFFFFFF, cached_tokens=start.cached_tokens)
             message.queue_time.FromNanoseconds(int(start.queue_time * 1e9))
+            if start.prompt_logprobs is not None:
+                lists = LogprobLists(start.prompt_logprobs)
+                add_logprobs(message.prompt_logprobs, lists, range(len(lists.chosen)))
         for finish in finishes:
             output.finishes.add(
                 handle=finish.key & 0xFFFFFFFF,
                 reason=finish.reason.value,
                 matched_token_id=finish.matched_token_id,
                 error_message=finish.error,
+                accepted_draft_tokens=finish.accepted_drafts,
+                proposed_draft_tokens=finish.proposed_drafts,
             )
     return output
+
+
+def _share(
+    step: StepDeltas, index: NDArray[np.intp] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Keys, counts, ids and rows of one session's part of a step."""
+    if index is None:
+        return step.keys, step.counts, step.ids, step.rows
+    keys, counts, rows = step.keys[index], step.counts[index], step.rows[index]
+    if (step.counts == 1).all():
+        return keys, counts, step.ids[index], rows
+    ids = np.split(step.ids, np.cumsum(step.counts)[:-1])
+    return keys, counts, np.concatenate([ids[i] for i in index]) if len(index) else step.ids[:0], rows
 
 
 class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):

@@ -37,6 +37,8 @@ class Load(msgspec.Struct, frozen=True):
     tokens_per_second: float = 0.0
     generated_tokens: int = 0
     preemptions: int = 0
+    proposed_drafts: int = 0
+    accepted_drafts: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     evictions: int = 0
@@ -144,6 +146,8 @@ class EngineThread:
             tokens_per_second=(scheduler.generated_tokens - count) / max(now - then, 1.0),
             generated_tokens=scheduler.generated_tokens,
             preemptions=scheduler.preemptions,
+            proposed_drafts=scheduler.proposed_drafts,
+            accepted_drafts=scheduler.accepted_drafts,
             prefix_queries=scheduler.pool.index.queries,
             prefix_hits=scheduler.pool.index.hits,
             evictions=scheduler.pool.evictions,

@@ -70,25 +70,29 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     @_answered
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         task = request.task
-        generation, name = await self._generate(task, context)
+        generation, name = await self._generate(task, context, streamed=False)
         try:
             candidates = await generation.result()
         finally:
             generation.close()
+        echo = self._echo(task, generation)
+        logprobs = generation.prompt_logprobs.get(0)
         return pb.GenerateResponse(
             request_id=name,
             model=generation.model,
             create_time=Timestamp(seconds=generation.created),
-            candidates=[shapes.candidate_to_pb(delta, task.output.token_ids) for delta in candidates],
+            candidates=[shapes.candidate_to_pb(delta, task.output.token_ids, echo) for delta in candidates],
             usage=shapes.usage_to_pb(generation.usage),
             prompt_token_ids=generation.prompts[0] if task.output.token_ids else (),
+            prompt_logprobs=None if logprobs is None else convert.logprobs_to_pb(logprobs),
         )
 
     @_answered
     async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Context) -> None:
         task = request.task
         with_ids = task.output.token_ids
-        generation, name = await self._generate(task, context)
+        generation, name = await self._generate(task, context, streamed=True)
+        echo = self._echo(task, generation)
         try:
             await generation.admitted()
             started = pb.GenerationStarted(
@@ -98,6 +102,9 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                 prompt_token_ids=generation.prompts[0] if with_ids else (),
             )
             await context.write(pb.StreamGenerateResponse(request_id=name, started=started))
+            for index in range(generation.candidates if echo else 0):
+                news = pb.CandidateDelta(index=index, text=echo)
+                await context.write(pb.StreamGenerateResponse(request_id=name, delta=news))
             async for deltas in generation:
                 for delta in deltas:
                     for event in shapes.delta_to_pb(name, delta, with_ids):
@@ -111,13 +118,14 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         finally:
             generation.close()
 
-    async def _generate(self, task: pb.GenerationTask, context: Context) -> tuple[Generation, str]:
+    async def _generate(self, task: pb.GenerationTask, context: Context, *, streamed: bool) -> tuple[Generation, str]:
         """Check, tokenize, submit. Returns the generation and the id to answer with."""
         name = shapes.request_id(task.request_id) or self._metadata_id(context) or secrets.token_hex(16)
         shapes.refuse_unserved(task)
-        sampling = shapes.sampling_from_pb(task.sampling, task.output)
+        sampling = shapes.sampling_of(task, streamed)
         served = self._service.served(shapes.model_name(task.model))
         self._service.check_room(served)
+        sampling = await self._service.prepare(served, sampling)
         call = GenerationCall(
             model=shapes.model_name(task.model),
             prompts=[await self._prompt(served, task)],
@@ -129,6 +137,16 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             every_token=task.output.token_ids,
         )
         return self._service.generate(call), name
+
+    def _echo(self, task: pb.GenerationTask, generation: Generation) -> str:
+        """The prompt's text when it was asked for."""
+        if not task.output.echo_prompt:
+            return ""
+        if task.WhichOneof("prompt") == "text":
+            return task.text
+        tokenizer = self._service.served(shapes.model_name(task.model)).tokenizer
+        skip = not task.output.HasField("skip_special_tokens") or task.output.skip_special_tokens
+        return tokenizer.decode(generation.prompts[0], skip_special=skip)
 
     async def _prompt(self, served: ServedModel, task: pb.GenerationTask) -> tuple[int, ...]:
         match task.WhichOneof("prompt"):

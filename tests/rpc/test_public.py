@@ -126,17 +126,23 @@ async def test_stop_token_id_and_logprobs() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"sampling": SamplingParams(min_p=0.1)}, "task.sampling.min_p"),
-        ({"sampling": SamplingParams(allowed_token_ids=[1])}, "task.sampling.allowed_token_ids"),
-        ({"sampling": SamplingParams(constraint={"json_object": True})}, "task.sampling.constraint"),
+        ({"sampling": SamplingParams(min_p=1.1)}, "task.sampling.min_p"),
+        ({"sampling": SamplingParams(allowed_token_ids=[1 << 31])}, "task.sampling.allowed_token_ids"),
+        ({"sampling": SamplingParams(bad_words=[""])}, "task.sampling.bad_words"),
+        ({"sampling": SamplingParams(repetition_penalty=0)}, "task.sampling.repetition_penalty"),
+        ({"sampling": SamplingParams(presence_penalty=3)}, "task.sampling.presence_penalty"),
+        ({"sampling": SamplingParams(frequency_penalty=-3)}, "task.sampling.frequency_penalty"),
+        ({"sampling": SamplingParams(min_tokens=5, max_tokens=4)}, "task.sampling.min_tokens"),
+        ({"sampling": SamplingParams(logit_bias={1: 101})}, "task.sampling.logit_bias"),
+        ({"sampling": SamplingParams(reasoning_token_budget=1)}, "task.sampling.reasoning_token_budget"),
+        ({"sampling": SamplingParams(constraint={})}, "task.sampling.constraint"),
         ({"sampling": SamplingParams(extra={"x": 1})}, "task.sampling.extra"),
         ({"sampling": SamplingParams(temperature=-1)}, "task.sampling.temperature"),
         ({"sampling": SamplingParams(candidate_count=0)}, "task.sampling.candidate_count"),
         ({"sampling": SamplingParams(max_tokens=0)}, "task.sampling.max_tokens"),
         ({"sampling": SamplingParams(stop_strings=[""])}, "task.sampling.stop_strings"),
         ({"tool_config": {"functions": [{"name": "f"}]}}, "task.tool_config"),
-        ({"output": {"prompt_logprobs": 0}}, "task.output.prompt_logprobs"),
-        ({"output": {"echo_prompt": True}}, "task.output.echo_prompt"),
+        ({"output": {"prompt_logprobs": 21}}, "task.output.prompt_logprobs"),
         ({"cache_salt": "x" * 129}, "cache_salt"),
         ({"priority": 5000}, "priority"),
         ({"request_id": "x" * 129}, "task.request_id"),
@@ -160,6 +166,37 @@ async def test_neutral_values_of_planned_fields_are_accepted() -> None:
         await client.stub.Generate(pb.GenerateRequest(task=task(sampling=neutral)))
 
 
+async def test_controls_reach_the_backend() -> None:
+    controls = {"min_p": 0.5, "repetition_penalty": 2.0, "presence_penalty": 1.0, "min_tokens": 2}
+    async with serving() as client:
+        wanted = SamplingParams(**controls, allowed_token_ids=[7, 8], bad_words=["ab"])
+        await client.stub.Generate(pb.GenerateRequest(task=task(sampling=wanted)))
+        sampling = client.backend.requests[0].sampling
+        assert {name: getattr(sampling, name) for name in controls} == controls
+        assert sampling.allowed_token_ids == (7, 8)
+        assert sampling.bad_word_ids == (tuple(ids_of("ab")), tuple(ids_of(" ab")))
+
+
+async def test_prompt_logprobs_echo_and_drafts() -> None:
+    async with serving(FakeBackend(Script(tokens=[HELLO, EOS], drafts=(2, 5)))) as client:
+        asked = task(output={"prompt_logprobs": 1, "echo_prompt": True}, sampling={"candidate_count": 2})
+        reply = await client.stub.Generate(pb.GenerateRequest(task=asked))
+        assert [candidate.text for candidate in reply.candidates] == ["hihello"] * 2
+        assert len(reply.prompt_logprobs.logprobs) == 1
+        assert list(reply.prompt_logprobs.top[0].token_ids) == ids_of("i")
+        assert (reply.usage.accepted_draft_tokens, reply.usage.proposed_draft_tokens) == (4, 10)
+        error = await client.error(client.stub.StreamGenerate(pb.StreamGenerateRequest(task=asked)))
+        assert error.param == "task.output.prompt_logprobs"
+        echoed = task(output={"echo_prompt": True}, text=None, tokens={"ids": ids_of("yo")})
+        events = [event async for event in client.stub.StreamGenerate(pb.StreamGenerateRequest(task=echoed))]
+        assert "".join(event.delta.text for event in events) == "yohello"
+        assert events[-1].completed.usage.proposed_draft_tokens == 5
+        scored = task(output={"prompt_logprobs": 0}, sampling={"max_tokens": 0})
+        reply = await client.stub.Generate(pb.GenerateRequest(task=scored))
+        assert (reply.candidates[0].text, reply.usage.completion_tokens) == ("", 0)
+        assert reply.candidates[0].finish_reason == common.FINISH_REASON_LENGTH
+
+
 async def test_errors_carry_code_reason_field_and_retry_delay() -> None:
     async with serving() as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -170,7 +207,7 @@ async def test_errors_carry_code_reason_field_and_retry_delay() -> None:
         assert error.param == "task.model"
         long = pb.GenerateRequest(task=task(tokens={"ids": [5] * 100_000}, text=None))
         assert type(await client.error(client.stub.Generate(long))) is ContextLengthExceeded
-        planned = pb.GenerateRequest(task=task(output={"echo_prompt": True}))
+        planned = pb.GenerateRequest(task=task(tool_config={"functions": [{"name": "f"}]}))
         assert type(await client.error(client.stub.Generate(planned))) is UnsupportedParameter
         client.service.drain()
         error = await client.error(client.stub.Generate(pb.GenerateRequest(task=task())))

@@ -89,7 +89,7 @@ class GroupRegistration(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., group_incarnation: _Optional[int] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., hash_seed: _Optional[int] = ..., numerics_id: _Optional[str] = ..., max_batched_tokens: _Optional[int] = ...) -> None: ...
 
 class GroupReport(_message.Message):
-    __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_kv_blocks", "tokens_per_second", "generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "prefix_cache_evictions", "preemptions")
+    __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_kv_blocks", "tokens_per_second", "generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "prefix_cache_evictions", "preemptions", "proposed_draft_tokens", "accepted_draft_tokens")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,8 @@ class GroupReport(_message.Message):
     PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     step: int
     running_sequences: int
     waiting_sequences: int
@@ -112,7 +114,9 @@ class GroupReport(_message.Message):
     prefix_cache_hits: int
     prefix_cache_evictions: int
     preemptions: int
-    def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., prefix_cache_evictions: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    proposed_draft_tokens: int
+    accepted_draft_tokens: int
+    def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., prefix_cache_evictions: _Optional[int] = ..., preemptions: _Optional[int] = ..., proposed_draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class CoordinateRequest(_message.Message):
     __slots__ = ("hello", "places", "cancels", "finished", "reach")
