@@ -3,8 +3,9 @@
 "auto" never leaves this module's `resolve_*` functions. Flag names are vLLM's; fields are the flags with underscores.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -81,8 +82,8 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How drafts are proposed. ngram: what followed the last earlier occurrence of the newest prompt_lookup_max to
-    prompt_lookup_min tokens in the sequence itself; at most num_speculative_tokens of it."""
+    """How drafts are proposed. ngram: num_speculative_tokens of what followed, in the sequence itself, the last earlier
+    occurrence of its newest prompt_lookup_max to prompt_lookup_min tokens."""
 
     method: Literal["ngram"]
     num_speculative_tokens: int = 4
@@ -171,6 +172,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
     chat_template: str | None = None
     api_key: str | None = None
+    max_logprobs: int = 20
 
 
 def resolve_device(device: str, gpus: int, workers: int) -> str:
@@ -180,6 +182,34 @@ def resolve_device(device: str, gpus: int, workers: int) -> str:
     if device == "cuda" and gpus < workers:
         raise ConfigError(f"{workers} workers need {workers} GPUs and this machine has {gpus}", param="device")
     return device
+
+
+def numerics(logprobs_mode: str, batch_invariant: bool) -> NumericsConfig:
+    """logprobs_mode: raw, processed, or vLLM's words for them. Raises ConfigError."""
+    mode = logprobs_mode.removesuffix("_logprobs")
+    if mode == "raw":
+        return NumericsConfig(batch_invariant=batch_invariant, logprobs_mode="raw_logprobs")
+    if mode == "processed":
+        return NumericsConfig(batch_invariant=batch_invariant, logprobs_mode="processed_logprobs")
+    raise ConfigError(f"logprobs_mode {logprobs_mode!r} is unknown; choose raw or processed", param="logprobs_mode")
+
+
+def speculative(given: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig | None:
+    """What --speculative-config holds. Raises ConfigError naming the key at fault."""
+    param = "speculative_config"
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{param} must be an object like {{'method': 'ngram'}}, not {given!r:.80}", param=param)
+    if given.get("method") != "ngram":
+        raise ConfigError(f"{param}: method {given.get('method')!r:.80} is not served; choose 'ngram'", param=param)
+    known = SpeculativeConfig.__struct_fields__
+    if unknown := [str(key) for key in given if key not in known]:
+        raise ConfigError(f"{param}: unknown key {unknown[0]!r:.80}; known are {', '.join(known)}", param=param)
+    try:
+        return msgspec.convert(given, SpeculativeConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{param}: {error}", param=param) from error
 
 
 def encode(config: msgspec.Struct) -> str:

@@ -1,13 +1,14 @@
 """Flags that several verbs take, as typer annotations. None = not given; defaults are in options.ServeOptions."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from nori_cluster.cli.options import human_int
+from nori_cluster.cli.options import human_int, json_object
 
 PORTS = "Listening"
 SCHEDULING = "Scheduling"
+SAMPLING = "Sampling"
 
 Host = Annotated[
     str | None, typer.Option("--host", help="Address to listen on.", show_default="127.0.0.1", rich_help_panel=PORTS)
@@ -39,6 +40,20 @@ MetricsPort = Annotated[
     typer.Option("--metrics-port", help="Prometheus metrics.", show_default="9090", rich_help_panel=PORTS),
 ]
 Admin = Annotated[str, typer.Option("--admin", help="Address of the cluster's admin service.")]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template", help="File or text that replaces the model's template.", show_default="the model's"
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", help="Bearer token that clients must send.", show_default="$NORI_API_KEY or none"),
+]
+DrainTimeout = Annotated[
+    float | None,
+    typer.Option("--drain-timeout", help="Seconds running requests get at the end.", show_default="30"),
+]
 PrefixCaching = Annotated[
     bool | None,
     typer.Option(
@@ -84,6 +99,44 @@ PriorityAging = Annotated[
         help="Seconds of waiting that outweigh one level of a request's priority.",
         show_default="10",
         rich_help_panel=SCHEDULING,
+    ),
+]
+MaxLogprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--max-logprobs",
+        help="Most likeliest tokens a request may ask for beside each token.",
+        show_default="20",
+        rich_help_panel=SAMPLING,
+    ),
+]
+LogprobsMode = Annotated[
+    str | None,
+    typer.Option(
+        "--logprobs-mode",
+        help="raw: of the model's logits; processed: of what penalties, temperature and filters left.",
+        show_default="raw",
+        rich_help_panel=SAMPLING,
+    ),
+]
+BatchInvariant = Annotated[
+    bool | None,
+    typer.Option(
+        "--batch-invariant/--no-batch-invariant",
+        help="The same bits for a request whatever runs beside it; slower.",
+        show_default="off",
+        rich_help_panel=SAMPLING,
+    ),
+]
+Speculative = Annotated[
+    Any,
+    typer.Option(
+        "--speculative-config",
+        help='Speculation, JSON: {"method": "ngram", "num_speculative_tokens": 4}.',
+        show_default="none",
+        parser=json_object,
+        metavar="<json>",
+        rich_help_panel=SAMPLING,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

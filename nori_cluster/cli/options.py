@@ -23,6 +23,8 @@ from nori_cluster.config import (
     Ports,
     RouterConfig,
     SchedulerConfig,
+    numerics,
+    speculative,
 )
 from nori_cluster.errors import ConfigError
 
@@ -65,6 +67,18 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template: str | None = None
     api_key: str | None = None
     drain_timeout: float = 30.0
+    max_logprobs: int = 20
+    logprobs_mode: str = "raw"
+    batch_invariant: bool = False
+    speculative_config: dict[str, Any] | None = None
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The object a flag holds as JSON text."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ConfigError(f"{text[:80]!r} is not a JSON object: {error}") from error
 
 
 def human_int(text: str) -> int:
@@ -94,7 +108,11 @@ def read_file(path: Path) -> dict[str, Any]:
                 f"did you mean {', '.join(n.replace('_', '-') for n in near)}?" if near else "see `nori serve --help`"
             )
             raise ConfigError(f"{path}: unknown key {key!r}; {hint}")
-        options[name] = human_int(value) if name in SIZES and isinstance(value, str) else value
+        if isinstance(value, str) and name in SIZES:
+            value = human_int(value)
+        elif isinstance(value, str) and name == "speculative_config":
+            value = json_object(value)
+        options[name] = value
     return options
 
 
@@ -158,7 +176,7 @@ def check_values(options: ServeOptions) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
-    for name in ("max_num_queued_reqs", "priority_aging"):
+    for name in ("max_num_queued_reqs", "priority_aging", "max_logprobs"):
         value = getattr(options, name)
         if value is not None and value < 0:
             raise ConfigError(f"--{name.replace('_', '-')} must not be negative")
@@ -205,6 +223,8 @@ def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
             depth=None if options.async_scheduling is None else 2 if options.async_scheduling else 1,
         ),
         parallel=ParallelConfig(tensor_parallel_size=options.tensor_parallel_size, device=options.device),
+        numerics=numerics(options.logprobs_mode, options.batch_invariant),
+        speculative=speculative(options.speculative_config),
     )
     return ClusterConfig(
         group=group,
@@ -219,4 +239,5 @@ def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
         drain_timeout=options.drain_timeout,
         chat_template=read_chat_template(options.chat_template),
         api_key=api_key(options),
+        max_logprobs=options.max_logprobs,
     )

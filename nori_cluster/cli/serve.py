@@ -53,20 +53,18 @@ def serve(
     num_gpu_blocks_override: Annotated[
         int | None, option("--num-gpu-blocks-override", "KV blocks, whatever the memory.", "from memory")
     ] = None,
-    chat_template: Annotated[
-        str | None, option("--chat-template", "File or text that replaces the model's template.", "the model's")
-    ] = None,
-    api_key: Annotated[
-        str | None, option("--api-key", "Bearer token that clients must send.", "$NORI_API_KEY or none")
-    ] = None,
-    drain_timeout: Annotated[
-        float | None, option("--drain-timeout", "Seconds running requests get at the end.", "30")
-    ] = None,
+    chat_template: flags.ChatTemplate = None,
+    api_key: flags.ApiKey = None,
+    drain_timeout: flags.DrainTimeout = None,
     enable_prefix_caching: flags.PrefixCaching = None,
     async_scheduling: flags.AsyncScheduling = None,
     max_num_queued_reqs: flags.QueuedRequests = None,
     max_num_queued_tokens: flags.QueuedTokens = None,
     priority_aging: flags.PriorityAging = None,
+    max_logprobs: flags.MaxLogprobs = None,
+    logprobs_mode: flags.LogprobsMode = None,
+    batch_invariant: flags.BatchInvariant = None,
+    speculative_config: flags.Speculative = None,
     host: flags.Host = None,
     port: flags.Port = None,
     grpc_port: flags.GrpcPort = None,

@@ -134,6 +134,7 @@ class Cluster:
             chat_template=self.config.chat_template,
             drain_timeout=self.config.drain_timeout,
             api_key=self.config.api_key,
+            max_logprobs=self.config.max_logprobs,
             exit_on_stdin_eof=True,
         )
         # A session of its own: Ctrl-C reaches only us, and we end it in order. Its stdin's end is our death.

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nori_cluster.cli.options import ServeOptions, cluster_config, human_int, resolve_options
+from nori_cluster.cli.options import ServeOptions, cluster_config, human_int, json_object, resolve_options
 from nori_cluster.cli.ports import PortInUse, check_free, wanted
+from nori_cluster.config import NumericsConfig, SpeculativeConfig
 from nori_cluster.errors import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -101,11 +102,43 @@ def test_options_become_the_config() -> None:
         ({"served_model_name": ""}, "--served-model-name"),
         ({"api_key": ""}, "--api-key"),
         ({"api_key": "two words"}, "--api-key"),
+        ({"max_logprobs": -1}, "--max-logprobs"),
+        ({"logprobs_mode": "raw_logits"}, "'raw_logits' is unknown; choose raw or processed"),
+        ({"speculative_config": {}}, "method None is not served; choose 'ngram'"),
+        ({"speculative_config": {"method": "eagle"}}, "method 'eagle' is not served"),
+        ({"speculative_config": {"method": "ngram", "k": 4}}, "unknown key 'k'; known are method, num_spec"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, "between 1 and 16"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": "4"}}, "Expected `int`"),
+        ({"speculative_config": {"method": "ngram", "prompt_lookup_min": 5}}, "1 ≤ min ≤ max"),
     ],
 )
 def test_impossible_options(change: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         cluster_config(ServeOptions(model="m", **change), Path())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_sampling_options_reach_group_and_gateway(tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        f"model: a\nmax-logprobs: 5\nlogprobs-mode: {mode}\nbatch-invariant: true\n"
+        "speculative-config: {method: ngram, num_speculative_tokens: 3}\n"
+    )
+    config = cluster_config(resolve_options({}, file), tmp_path)
+    assert config.max_logprobs == 5
+    assert (config.group.numerics.batch_invariant, config.group.numerics.logprobs_mode) == (True, f"{mode}_logprobs")
+    assert config.group.speculative == SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    assert cluster_config(ServeOptions(model="m", logprobs_mode=f"{mode}_logprobs"), tmp_path).group.numerics == (
+        NumericsConfig(logprobs_mode=f"{mode}_logprobs")  # type: ignore[arg-type]
+    )
+    file.write_text('model: a\nspeculative-config: \'{"method": "ngram"}\'\n')
+    assert resolve_options({}, file).speculative_config == {"method": "ngram"}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "ngram", '{"method": "ngram"', "[" * 5000])
+def test_speculative_config_must_be_a_json_object(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        json_object(text)
 
 
 def test_the_chat_template_may_be_text_or_a_file(tmp_path: Path) -> None:
