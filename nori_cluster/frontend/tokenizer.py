@@ -142,6 +142,12 @@ class Tokenizer:
         return id_ in self.special_ids
 
     @property
+    def definition(self) -> str:
+        """The text of a tokenizer.json, with every control token marked special."""
+        text: str = self._parsing.to_str()
+        return text
+
+    @property
     def missing_bytes(self) -> frozenset[int]:
         """Bytes for which a byte-level vocabulary has no token: text that needs one loses it silently when encoded.
 

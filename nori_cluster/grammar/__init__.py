@@ -75,9 +75,11 @@ def compile_matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidan
     """Raises GrammarError when the library refuses the grammar, or when it allows no first token."""
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**LIMITS))
     error = matcher.get_error()
-    if not error and not any(matcher.compute_bitmask()):
+    if not error:
+        some = any(matcher.compute_bitmask())
         error = matcher.get_error()
-        error = "nothing matches it" if not error or error.startswith("NoExtension") else error
+        if error.startswith("NoExtension") or not (error or some):
+            error = "nothing matches it"
     if error:
         raise GrammarError(f"cannot be compiled: {first_line(error)}")
     return matcher
