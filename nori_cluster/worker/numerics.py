@@ -1,7 +1,6 @@
 """What decides the bits of a logit on this worker: which attention runs, and the id that groups of equal bits share."""
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from nori_cluster.quant.base import QuantMethod
 
 CPUINFO = Path("/proc/cpuinfo")
 # (device, batch_invariant) → attention backend; CUDA's reference stays until the kernels come.
-BACKENDS: Mapping[tuple[str, bool], str] = {
+BACKENDS: dict[tuple[str, bool], str] = {
     ("cpu", False): "cpu_paged",
     ("cpu", True): "cpu_invariant",
     ("cuda", False): "reference",

@@ -119,6 +119,42 @@ def test_transposed_inputs(name: str) -> None:
     torch.testing.assert_close(out.double(), rows.dense(0.25), rtol=1e-5, atol=1e-5)
 
 
+def placed(name: str, whole: Rows, prefix: int, new: int, beside: list[tuple[int, int]], at: int) -> torch.Tensor:
+    """Result of tokens prefix : prefix + new of the one sequence in `whole`, as row `at` beside other sequences."""
+    heads, kv_heads, dtype = whole.q[0].shape[1], whole.cache.num_kv_heads, whole.q[0].dtype
+    rows = Rows([*beside[:at], (prefix, new), *beside[at:]], kv_heads, heads, dtype)
+    end = prefix + new
+    rows.k[at], rows.v[at], rows.q[at] = whole.k[0][:end], whole.v[0][:end], whole.q[0][prefix:end]
+    rows.write_prefixes(1)
+    backend = ATTENTION[name](rows.cache, heads, 0.3)
+    out = backend.forward(1, torch.cat(rows.q), rows.new(rows.k), rows.new(rows.v), backend.plan(rows.batch()))
+    first = sum(count for _, count in rows.shapes[:at])
+    return out[first : first + new]
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION))
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (8, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_invariant_backends_give_a_token_its_own_bits(
+    name: str, heads: int, kv_heads: int, dtype: torch.dtype
+) -> None:
+    """A sequence of 600 whole, and parts of it beside other sequences; the other backends show that this can fail."""
+    rng = np.random.default_rng(0)
+    whole = Rows([(0, 600)], kv_heads, heads, dtype)
+    expected = placed(name, whole, 0, 600, [], 0)
+    same = []
+    for number in range(24):
+        beside = [(int(rng.integers(0, 900)), int(rng.choice([1, 1, 30]))) for _ in range(int(rng.integers(0, 20)))]
+        prefix = int(rng.integers(0, 599))
+        new = 1 if number % 2 else int(rng.integers(1, min(600 - prefix, 200) + 1))
+        part = placed(name, whole, prefix, new, beside, int(rng.integers(0, len(beside) + 1)))
+        same.append(torch.equal(part, expected[prefix : prefix + new]))
+    if ATTENTION[name].batch_invariant:
+        assert all(same)
+    elif name != "reference":
+        assert not all(same)
+
+
 def test_reference_in_float64_is_exact() -> None:
     rows = Rows(MIXTURES["mixed"], 2, 4, torch.float64)
     backend = ATTENTION["reference"](rows.cache, 4, 0.25)

@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nori_cluster.config import CacheConfig, GroupConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from nori_cluster.config import (
+    CacheConfig,
+    GroupConfig,
+    ModelConfig,
+    NumericsConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from nori_cluster.device.parallel import SoloGroup, TPGroup
 from nori_cluster.types import NewBlocks, RowSampling, SequenceStart, StepPlan, StepResult, pack, unpack
 from nori_cluster.worker.batch import build_batch
@@ -24,12 +31,14 @@ def group_config(
     tp: int = 1,
     max_model_len: int | None = None,
     threads: int = 1,
+    batch_invariant: bool = False,
 ) -> GroupConfig:
     return GroupConfig(
         model=ModelConfig(name="tiny", path=str(folder), dtype=dtype, max_model_len=max_model_len),
         cache=CacheConfig(num_blocks=num_blocks),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
         parallel=ParallelConfig(tensor_parallel_size=tp, device="cpu", threads=threads),
+        numerics=NumericsConfig(batch_invariant=batch_invariant),
     )
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from nori_cluster.quant import QUANT
 from nori_cluster.quant.none import Unquantized
+from nori_cluster.quant.row_tiles import RowTiles
 
 pytestmark = pytest.mark.contract
 ERRORS = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -42,6 +43,30 @@ def test_rows_do_not_feel_each_other(name: str) -> None:
     for loud in (1e6, float("inf"), float("nan")):
         x[8] = loud
         assert torch.equal(method.apply(layer, x)[:8], expected)
+
+
+@pytest.mark.parametrize("name", sorted(QUANT))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(33, 70), (576, 1536), (960, 576)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_in_whole_tiles_a_row_has_its_own_bits(
+    name: str, dtype: torch.dtype, shape: tuple[int, int], threads: int
+) -> None:
+    if not QUANT[name].batch_invariant(dtype, torch.device("cpu")):
+        pytest.skip(f"{name} has no batch-invariant mode in {dtype} here")
+    generator = torch.Generator().manual_seed(0)
+    layer, method = filled(name, torch.randn(shape, generator=generator).to(dtype))
+    tiles = RowTiles(method)
+    x = torch.randn(1100, shape[1], generator=generator).to(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = tiles.apply(layer, x)
+        for count in (*range(1, 70), 127, 128, 129, 255, 256, 257, 511, 777, 1024):
+            assert torch.equal(tiles.apply(layer, x[:count]), whole[:count]), count
+            assert torch.equal(tiles.apply(layer, x[-count:]), whole[-count:]), count
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_packed_weight_is_kept_once() -> None:
