@@ -35,7 +35,8 @@ def build_batch(table: SlotTable, slots: Int32Array, lengths: Int32Array, device
     blocks = -(-int(context.max()) // size)
     drafts = context - table.known[slots]
     sample_rows = np.flatnonzero(drafts >= 0)
-    places, ends = np.zeros(len(sample_rows), np.int64), starts[1:][sample_rows].astype(np.int64)
+    places = np.zeros(len(sample_rows), np.int64)
+    ends = starts[1:][sample_rows].astype(np.int64)
     if (drafts > 0).any():
         of_row, place = spread(drafts[sample_rows] + 1)
         sample_rows, places = sample_rows[of_row], place.astype(np.int64)

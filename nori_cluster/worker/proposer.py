@@ -26,7 +26,10 @@ class Proposer(Protocol):
 
 
 class NgramProposer:
-    """Prompt lookup: the longest suffix (of max to min tokens) that occurred before goes on as it last did there."""
+    """Prompt lookup: the longest suffix (of max to min tokens) that occurred before goes on as it last did there.
+
+    Where that catches up with the end, it goes round and round.
+    """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.max_drafts = config.num_speculative_tokens
@@ -37,10 +40,10 @@ class NgramProposer:
         longest = int(known.max())
         tokens = table.tokens[slots, :longest]
         ends = self._latest_match(tokens, known)
-        counts = np.where(ends >= 0, np.minimum(self.max_drafts, known - 1 - ends), 0).astype(np.int32)
-        places = np.minimum(ends[:, None] + 1 + np.arange(self.max_drafts), longest - 1)
-        drafts: Int32Array = np.take_along_axis(tokens, places, axis=1)
-        return drafts, counts
+        period = known - 1 - ends  # past the newest token what followed repeats itself
+        places = ends[:, None] + 1 + np.arange(self.max_drafts) % period[:, None]
+        drafts: Int32Array = np.take_along_axis(tokens, np.minimum(places, longest - 1), axis=1)
+        return drafts, np.where(ends >= 0, self.max_drafts, 0).astype(np.int32)
 
     def _latest_match(self, tokens: Int32Array, known: Int32Array) -> Int32Array:
         """Last position of the latest earlier occurrence of the longest suffix that has one; -1 where none has."""

@@ -37,6 +37,7 @@ from nori_cluster.worker.placement import resolve_device, resolve_dtype
 from nori_cluster.worker.proposer import NgramProposer, Proposer
 from nori_cluster.worker.sampler import concatenated
 from nori_cluster.worker.slots import Int32Array, SlotTable, spread
+from nori_cluster.worker.structured import Structured
 from nori_cluster.worker.verify import Kept, verify
 from nori_cluster.worker.vocabulary import allowed_ids
 
@@ -88,7 +89,8 @@ class Worker:
         if self.group.rank == 0:
             mode = self.config.numerics.logprobs_mode
             allowed = self._allowed(folder, spec.vocab_size)
-            self._chooser = Chooser(self.table, spec.vocab_size, self.device, allowed, mode)
+            structured = Structured(folder, spec.vocab_size, checkpoint.eos_token_ids)
+            self._chooser = Chooser(self.table, structured, spec.vocab_size, self.device, allowed, mode)
         return GroupSpec(
             model=self.config.model.name,
             vocab_size=spec.vocab_size,
@@ -115,6 +117,8 @@ class Worker:
             self.cache.clear(fresh)
         lengths = row_lengths(self.table, slots, bounds)
         batch = build_batch(self.table, slots, lengths, self.device)
+        if self._chooser is not None:
+            self._chooser.begin(slots[batch.sample_rows], batch.sample_places.astype(np.int32))
         hidden = self.model(batch, self.backend)
         return self._finish(plan.step, slots, lengths, batch, hidden)
 

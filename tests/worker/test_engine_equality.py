@@ -6,15 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.checkpoints import make_tiny_llama
+from fakes.engine import Engine
 
-from nori_cluster.config import CacheConfig, GroupConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from nori_cluster.device.parallel import SoloGroup
-from nori_cluster.engine.core import EngineCore
-from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.engine.sequence import SequenceRequest
 from nori_cluster.types import RowControls, RowSampling
-from nori_cluster.worker.inline import InlineExecutor
-from nori_cluster.worker.worker import Worker
 
 pytestmark = pytest.mark.contract
 BLOCK = 16
@@ -23,42 +18,6 @@ BLOCK = 16
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("equality") / "tiny")
-
-
-class Engine:
-    """A core over an in-process worker; `run` gives outputs by key, `cached` what the starts reported."""
-
-    def __init__(self, folder: Path, *, depth: int = 1, blocks: int = 64, **scheduler) -> None:
-        limits = SchedulerConfig(**(dict(max_num_seqs=8, max_num_batched_tokens=256) | scheduler))
-        config = GroupConfig(
-            model=ModelConfig(name="tiny", path=str(folder), dtype="float32"),
-            cache=CacheConfig(num_blocks=blocks),
-            scheduler=limits,
-            parallel=ParallelConfig(device="cpu", threads=1),
-        )
-        worker = Worker(config, SoloGroup())
-        spec = worker.load()
-        executor = InlineExecutor(worker)
-        executor.depth = depth
-        self.scheduler = Scheduler(limits, spec)
-        self.core = EngineCore(self.scheduler, executor)
-        self.cached: dict[int, int] = {}
-
-    def run(self, *requests: SequenceRequest, abort_first: int | None = None) -> dict[int, list[int]]:
-        for request in requests:
-            self.core.submit(request, 0.0)
-        outputs: dict[int, list[int]] = {request.key: [] for request in requests}
-        while self.core.has_work:
-            deltas = self.core.step(0.0)
-            self.scheduler.check()
-            if abort_first is not None:
-                self.core.abort(abort_first)
-                abort_first = None
-            if deltas is not None:
-                self.cached |= {start.key: start.cached_tokens for start in deltas.starts}
-                for key, token in zip(deltas.keys.tolist(), deltas.ids.tolist(), strict=True):
-                    outputs[key].append(token)
-        return outputs
 
 
 def ask(
