@@ -90,6 +90,7 @@ class Worker:
             mode = self.config.numerics.logprobs_mode
             allowed = self._allowed(folder, spec.vocab_size)
             structured = Structured(folder, spec.vocab_size, checkpoint.eos_token_ids)
+            structured.preload()
             self._chooser = Chooser(self.table, structured, spec.vocab_size, self.device, allowed, mode)
         return GroupSpec(
             model=self.config.model.name,
@@ -260,7 +261,8 @@ def _step_bytes(spec: ModelSpec, limits: SchedulerConfig, dtype: torch.dtype, ma
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     per_token = (6 * spec.hidden_size + 3 * spec.intermediate_size + 3 * heads) * dtype.itemsize
     per_token += 3 * max_model_len * 4
-    return limits.step_tokens * per_token + limits.max_num_seqs * spec.vocab_size * 4 * 6
+    rows = max(limits.max_num_seqs * (1 + limits.draft_tokens), PROMPT_ROWS)
+    return limits.step_tokens * per_token + rows * spec.vocab_size * 4 * 6
 
 
 def _max_model_len(config: GroupConfig, checkpoint: CheckpointConfig) -> int:
