@@ -40,7 +40,8 @@ def json_grammar(schema: dict[str, Any] | bool) -> dict[str, Any]:
     """A walked schema with every option of the JSON compiler said."""
     if schema is False:
         raise GrammarError("is false: nothing satisfies it")
-    return {"x-guidance": JSON_OPTIONS, **({} if schema is True else schema)}
+    # Last: the library takes it out by putting the last key in its place, which would change the order of properties.
+    return {**({} if schema is True else schema), "x-guidance": JSON_OPTIONS}
 
 
 def grammar(text: str) -> str:
