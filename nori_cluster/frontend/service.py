@@ -20,6 +20,7 @@ from nori_cluster.frontend.admission import (
 from nori_cluster.frontend.backend import Backend, ModelInfo
 from nori_cluster.frontend.bad_words import bad_word_ids, check_bad_words
 from nori_cluster.frontend.candidate import Delta
+from nori_cluster.frontend.constraints import ConstraintChecker
 from nori_cluster.frontend.generation import Generation, Usage
 from nori_cluster.frontend.template import ChatTemplate
 from nori_cluster.frontend.tokenizer import Tokenizer
@@ -83,6 +84,7 @@ class Service:
         for name in self.models:
             self.metrics.model(name)  # series exist from the start
         self.draining = False
+        self._checkers: dict[str, ConstraintChecker] = {}
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -171,8 +173,13 @@ class Service:
             return render()
         return await asyncio.to_thread(render)
 
-    async def prepare(self, served: ServedModel, sampling: SamplingParams) -> SamplingParams:
-        """The same controls with what needs the tokenizer filled in: bad_word_ids. Raises ClientError."""
+    async def prepare(
+        self, served: ServedModel, sampling: SamplingParams, constraint_param: str = "constraint"
+    ) -> SamplingParams:
+        """The same controls with what needs the tokenizer filled in (bad_word_ids), after looking whether a constraint
+        can be served. Raises ClientError, or Overloaded when too many constraints wait to be compiled."""
+        if sampling.constraint is not None:
+            await self._checker(served).check(sampling.constraint, constraint_param)
         words = sampling.bad_words
         if not words:
             return sampling
@@ -182,6 +189,13 @@ class Service:
         else:
             ids = await asyncio.to_thread(bad_word_ids, words, served.tokenizer)
         return msgspec.structs.replace(sampling, bad_word_ids=ids)
+
+    def _checker(self, served: ServedModel) -> ConstraintChecker:
+        """Made for the first constraint: it starts a process."""
+        checker = self._checkers.get(served.name)
+        if checker is None:
+            checker = self._checkers[served.name] = ConstraintChecker(served.tokenizer)
+        return checker
 
     def generate(self, call: GenerationCall) -> Generation:
         """Check, draw the seed, submit. Raises ClientError or Overloaded; later refusals come from admitted().
@@ -253,6 +267,11 @@ class Service:
     async def idle(self) -> None:
         """Return when no call runs."""
         await self._idle.wait()
+
+    def close(self) -> None:
+        """End the processes that check constraints."""
+        for checker in self._checkers.values():
+            checker.close()
 
     def close_all(self, error: NoriError) -> None:
         """End every running call with an error (the end of a drain)."""

@@ -98,6 +98,7 @@ async def run(config: GatewayConfig) -> None:
     await drain(service, 0.0 if stop.orphaned else config.drain_timeout)
     await asyncio.gather(http.stop(), metrics.stop(), grpc.stop(GRPC_GRACE))
     await backend.close()
+    service.close()
 
 
 async def drain(service: Service, timeout: float) -> None:

@@ -7,6 +7,7 @@ import msgspec
 
 from nori_cluster.config import GatewayConfig
 from nori_cluster.errors import ClientError
+from nori_cluster.frontend.constraints import constraint_of
 from nori_cluster.gateway.body import convert, decode_object
 from nori_cluster.gateway.fields import check_fields
 from nori_cluster.gateway.schemas import (
@@ -17,7 +18,7 @@ from nori_cluster.gateway.schemas import (
     StreamOptions,
     TokenizeRequest,
 )
-from nori_cluster.types import SamplingParams
+from nori_cluster.types import Constraint, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
@@ -40,6 +41,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None
     sampling: SamplingParams
+    constraint_param: str  # the field that holds sampling.constraint
     stream: StreamMode | None
     ignored: list[str]
     max_tokens_param: str = "max_tokens"
@@ -66,9 +68,11 @@ def parse_completion(body: bytes, config: GatewayConfig) -> Draft:
     shown = [request.prompt_logprobs, request.logprobs if request.echo else None]
     prompt_logprobs = max((count for count in shown if count is not None), default=None)
     _check_logprobs(request, request.logprobs, config.max_logprobs)
+    constraint, constraint_param = constraint_of(request) or (None, "")
     return Draft(
         model=request.model,
-        sampling=_sampling(request, request.max_tokens, request.logprobs, prompt_logprobs),
+        sampling=_sampling(request, request.max_tokens, request.logprobs, prompt_logprobs, constraint),
+        constraint_param=constraint_param,
         stream=_stream(request),
         ignored=ignored,
         priority=_or(request.priority, 0),
@@ -98,9 +102,11 @@ def parse_chat(body: bytes, config: GatewayConfig) -> Draft:
     generation_prompt, continues = _ending(request.add_generation_prompt, request.continue_final_message)
     logprobs = _chat_logprobs(request, config.max_logprobs)
     _check_logprobs(request, None, config.max_logprobs)
+    constraint, constraint_param = constraint_of(request) or (None, "")
     return Draft(
         model=request.model,
-        sampling=_sampling(request, max_tokens, logprobs, request.prompt_logprobs),
+        sampling=_sampling(request, max_tokens, logprobs, request.prompt_logprobs, constraint),
+        constraint_param=constraint_param,
         stream=_stream(request),
         ignored=ignored,
         priority=_or(request.priority, 0),
@@ -145,7 +151,11 @@ def _ending(add_generation_prompt: bool | None, continues: bool | None) -> tuple
 
 
 def _sampling(
-    request: SamplingFields, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    request: SamplingFields,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    constraint: Constraint | None,
 ) -> SamplingParams:
     stop, allowed = request.stop, request.allowed_token_ids
     if request.best_of is not None and request.best_of != _or(request.n, 1):
@@ -172,6 +182,7 @@ def _sampling(
         allowed_token_ids=None if allowed is None else tuple(dict.fromkeys(allowed)),
         bad_words=tuple(request.bad_words or ()),
         prompt_logprobs=prompt_logprobs,
+        constraint=constraint,
     )
 
 

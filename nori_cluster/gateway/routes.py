@@ -183,7 +183,7 @@ class Routes:
     ) -> Generation:
         if draft.ignored:
             log.debug("request %s: unknown fields %s", request.scope["nori.request_id"], draft.ignored[:10])
-        sampling = await self._service.prepare(served, draft.sampling)
+        sampling = await self._service.prepare(served, draft.sampling, draft.constraint_param)
         return self._service.generate(
             GenerationCall(
                 model=served.name,

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from nori_cluster.frontend.constraints import ConstraintFields
+
 Prompt = str | list[str | int | list[int]]
 # The turns are checked where they are rendered (frontend/messages.py); the document shows Message.
 Messages = Annotated[
@@ -24,10 +26,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(ConstraintFields, kw_only=True):
     """What both generation endpoints take. top_k 0 and -1 are off; seed -1 is none; best_of must equal n.
 
-    min_tokens delays EOS, stop_token_ids and stop strings. prompt_logprobs does not go with stream.
+    min_tokens delays EOS, stop_token_ids and stop strings. prompt_logprobs does not go with stream. Of the fields that
+    constrain the output (response_format, structured_outputs, guided_*, regex, ebnf, json_schema, structural_tag) at
+    most one may be given.
     """
 
     model: str | None = None

@@ -1,11 +1,13 @@
-"""SamplingParams and Constraint ↔ protobuf, for the public plane and the data plane. Shapes only: ranges are checked by
-frontend.admission on both sides."""
+"""SamplingParams and Constraint ↔ protobuf, for the public plane and the data plane.
+
+Shapes only: ranges are checked by frontend.admission on both sides, grammars by the gateway."""
 
 from typing import Any, cast
 
 import msgspec
 
 from nori_cluster.errors import ClientError, UnsupportedParameter
+from nori_cluster.grammar.limits import MAX_TEXT
 from nori_cluster.rpc.generated.nori.common.v1 import sampling_pb2 as pb
 from nori_cluster.types import Constraint, SamplingParams
 
@@ -14,7 +16,6 @@ _WRAP = 1 << 64
 # Sent only when they ask for something: a group of an older version refuses what it does not know.
 _OPTIONAL = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
 _NEUTRAL = SamplingParams()
-MAX_CONSTRAINT_CHARS = 1 << 20
 
 
 def signed(seed: int) -> int:
@@ -97,6 +98,6 @@ def constraint_from_pb(value: pb.Constraint, where: str) -> Constraint | None:
         found = Constraint("choice", text)
     else:
         found = Constraint(kind, getattr(value, kind))
-    if len(found.text) > MAX_CONSTRAINT_CHARS:
-        raise ClientError(f"{where} may have at most {MAX_CONSTRAINT_CHARS} characters", param=where)
+    if len(found.text) > MAX_TEXT:
+        raise ClientError(f"{where} may have at most {MAX_TEXT} characters", param=where)
     return found

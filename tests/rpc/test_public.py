@@ -29,6 +29,7 @@ from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2 as common
 from nori_cluster.rpc.generated.nori.common.v1.sampling_pb2 import SamplingParams
 from nori_cluster.rpc.generated.nori.inference.v1 import inference_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.inference.v1 import inference_service_pb2_grpc as pb_grpc
+from nori_cluster.types import Constraint
 
 pytestmark = pytest.mark.contract
 
@@ -175,6 +176,18 @@ async def test_controls_reach_the_backend() -> None:
         assert {name: getattr(sampling, name) for name in controls} == controls
         assert sampling.allowed_token_ids == (7, 8)
         assert sampling.bad_word_ids == (tuple(ids_of("ab")), tuple(ids_of(" ab")))
+
+
+async def test_constraints_are_checked_and_sent() -> None:
+    async with serving() as client:
+        good = SamplingParams(constraint={"choices": {"values": ["hello", "b"]}})
+        await client.stub.Generate(pb.GenerateRequest(task=task(sampling=good)))
+        assert client.backend.requests[0].sampling.constraint == Constraint("choice", '["hello","b"]')
+        for bad in (SamplingParams(constraint={"regex": "["}), SamplingParams(constraint={"json_schema": "{"})):
+            error = await client.error(client.stub.Generate(pb.GenerateRequest(task=task(sampling=bad))))
+            assert (error.param, error.http_status) == ("task.sampling.constraint", 400)
+        assert len(client.backend.requests) == 1
+        client.service.close()
 
 
 async def test_prompt_logprobs_echo_and_drafts() -> None:

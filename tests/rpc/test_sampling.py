@@ -115,7 +115,7 @@ def test_only_candidate_0_asks_for_prompt_logprobs() -> None:
         ({"reasoning_token_budget": 1}, "reasoning_token_budget"),
         ({"constraint": {}}, "constraint"),
         ({"constraint": {"regex": "a", "after_reasoning": True}}, "constraint"),
-        ({"constraint": {"regex": "a" * ((1 << 20) + 1)}}, "constraint"),
+        ({"constraint": {"regex": "a" * ((1 << 18) + 1)}}, "constraint"),
     ],
 )
 def test_nothing_wrong_reaches_a_worker(fields: dict[str, Any], param: str) -> None:
