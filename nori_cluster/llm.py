@@ -15,12 +15,12 @@ from rich.progress import Progress as Bars
 
 from nori_cluster.checkpoint.progress import Advance, NoProgress, Progress
 from nori_cluster.checkpoint.source import model_name, resolve
-from nori_cluster.config import GroupConfig
+from nori_cluster.config import GroupConfig, SpeculativeConfig, numerics, speculative
 from nori_cluster.engine.core import EngineCore
 from nori_cluster.engine.plan import StepDeltas
 from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.engine.sequence import SequenceRequest
-from nori_cluster.errors import ClientError, ConfigError, NoriError
+from nori_cluster.errors import ClientError, ConfigError, EngineFailure, NoriError
 from nori_cluster.frontend.admission import (
     Limits,
     check_prompts,
@@ -30,7 +30,9 @@ from nori_cluster.frontend.admission import (
     resolve_seed,
 )
 from nori_cluster.frontend.backend import Finish, Started
+from nori_cluster.frontend.bad_words import bad_word_ids, check_bad_words
 from nori_cluster.frontend.candidate import Candidate
+from nori_cluster.frontend.constraints import ConstraintChecker
 from nori_cluster.frontend.detokenizer import Detokenizer
 from nori_cluster.frontend.stop import StopMatcher
 from nori_cluster.frontend.tokenizer import Tokenizer
@@ -43,7 +45,10 @@ LIMITS = Limits(max_prompts=1 << 20, max_candidates=1 << 20, max_n=1 << 10)
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate. logprobs: one entry per token when asked for. stop_reason: the stop string or id that matched."""
+    """One candidate. logprobs: one entry per token when asked for. stop_reason: the stop string or id that matched.
+
+    *_drafts: speculated tokens kept and tried (0 where a stop string cut the output).
+    """
 
     index: int
     text: str
@@ -51,14 +56,20 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    accepted_drafts: int = 0
+    proposed_drafts: int = 0
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt and its `n` candidates. prompt: None when token ids were given."""
+    """One prompt and its `n` candidates. prompt: None when token ids were given.
+
+    prompt_logprobs: one entry per prompt token when asked for, None for the first.
+    """
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finished: bool = True
 
 
@@ -84,6 +95,10 @@ class LLM:
         device: str = "auto",
         tensor_parallel_size: int = 1,
         threads: int | None = None,
+        max_logprobs: int = 20,
+        logprobs_mode: str = "raw",
+        batch_invariant: bool = False,
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         progress: bool | Progress = False,
     ) -> None:
         if not isinstance(model, str) or not model:
@@ -99,14 +114,21 @@ class LLM:
             },
             "scheduler": {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens},
             "parallel": {"tensor_parallel_size": tensor_parallel_size, "device": device, "threads": threads},
+            "numerics": {"batch_invariant": batch_invariant},
         }
-        config = _checked(settings)
+        config = msgspec.structs.replace(
+            _checked(settings),
+            numerics=numerics(logprobs_mode, batch_invariant),
+            speculative=speculative(speculative_config),
+        )
+        self._limits = msgspec.structs.replace(LIMITS, max_logprobs=max_logprobs)
         folder = resolve(model, progress=bars)
         self.config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(folder)))
         self.tokenizer = Tokenizer.from_folder(folder)
         executor, self.spec = load_inline(self.config, bars)
         self._core = EngineCore(Scheduler(executor.worker.config.scheduler, self.spec), executor)
         self._next_key = 0
+        self._checker = ConstraintChecker(self.tokenizer)  # starts nothing before the first constraint
 
     def generate(
         self,
@@ -126,8 +148,8 @@ class LLM:
         self._next_key += len(run.candidates)
         run.finish()
         return [
-            RequestOutput(prompt=text, prompt_token_ids=prompt, outputs=tuple(outputs))
-            for text, prompt, outputs in zip(texts, ids, run.outputs(), strict=True)
+            RequestOutput(prompt=text, prompt_token_ids=prompt, outputs=tuple(outputs), prompt_logprobs=logprobs)
+            for text, prompt, outputs, logprobs in zip(texts, ids, run.outputs(), run.prompt_logprobs, strict=True)
         ]
 
     def _tokenize(self, prompts: Prompt | Sequence[Prompt]) -> tuple[list[str | None], list[tuple[int, ...]]]:
@@ -149,7 +171,7 @@ class LLM:
     def _resolve(
         self, prompts: list[tuple[int, ...]], given: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
-        """Checked parameters per prompt with max_tokens and seed filled in."""
+        """Checked parameters per prompt with max_tokens, seed and the tokens of bad_words filled in."""
         each = (
             [given or SamplingParams()] * len(prompts) if given is None or isinstance(given, SamplingParams) else given
         )
@@ -157,14 +179,25 @@ class LLM:
             raise ClientError(f"{len(each)} sampling_params for {len(prompts)} prompts", param="sampling_params")
         vocab = self.spec.vocab_size
         resolved = []
+        spelled: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         for prompt, unchecked in zip(prompts, each, strict=True):
             sampling = _typed(unchecked)
-            check_sampling(sampling, vocab, LIMITS)
+            if (words := sampling.bad_words) and words not in spelled:
+                check_bad_words(words)
+                spelled[words] = bad_word_ids(words, self.tokenizer)
+            ids = (*sampling.bad_word_ids, *spelled.get(words, ()))
+            sampling = msgspec.structs.replace(sampling, bad_word_ids=ids)
+            if sampling.constraint is not None:
+                self._checker.check_now(sampling.constraint, "constraint")
+            check_sampling(sampling, vocab, self._limits, self.spec.eos_token_ids)
+            if sampling.max_tokens == 0 and sampling.prompt_logprobs is None:
+                raise ClientError("max_tokens must be at least 1 (0 goes with prompt_logprobs)", param="max_tokens")
             room = self.spec.max_model_len
             tokens = resolve_max_tokens(len(prompt), sampling.max_tokens, None, room, "prompts", "max_tokens")
             seed = resolve_seed(sampling.seed)
-            resolved.append(msgspec.structs.replace(resolve_sampling(sampling, tokens, vocab), seed=seed))
-        check_prompts(prompts, max((s.n for s in resolved), default=1), vocab, LIMITS, "prompts")
+            sampling = resolve_sampling(sampling, tokens, vocab)
+            resolved.append(msgspec.structs.replace(sampling, seed=seed, max_tokens=tokens))
+        check_prompts(prompts, max((s.n for s in resolved), default=1), vocab, self._limits, "prompts")
         return resolved
 
 
@@ -177,7 +210,9 @@ class _Run:
         self.candidates: list[Candidate] = []
         self._first_key = first_key
         self._params: list[SamplingParams] = []  # per candidate
+        self.prompt_logprobs: list[tuple[TokenLogprob | None, ...] | None] = []  # per prompt
         self._sizes: list[int] = []  # candidates per prompt
+        self._prompts: dict[int, int] = {}  # key of candidate 0 → prompt, where its logprobs were asked for
         self._pending: deque[SequenceRequest] = deque()
         self._running: dict[int, Candidate] = {}
         self._times = Histogram(())
@@ -185,6 +220,9 @@ class _Run:
 
     def add(self, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
         self._sizes.append(sampling.n)
+        self.prompt_logprobs.append(None)
+        if sampling.prompt_logprobs is not None:
+            self._prompts[self._first_key + len(self.candidates)] = len(self.prompt_logprobs) - 1
         for index in range(sampling.n):
             include = sampling.include_stop_str_in_output
             matcher = StopMatcher(sampling.stop, include) if sampling.stop else None
@@ -192,7 +230,9 @@ class _Run:
             logprobs = sampling.logprobs is not None
             key, eos = self._first_key + len(self.candidates), self.core.scheduler.spec.eos_token_ids
             self._pending.append(_request(key, prompt, sampling, index, eos))
-            self.candidates.append(Candidate(self, index, detokenizer, matcher, include, logprobs, self._times))
+            early, only = sampling.min_tokens, sampling.max_tokens == 0
+            candidate = Candidate(self, index, detokenizer, matcher, include, logprobs, self._times, early, only)
+            self.candidates.append(candidate)
             self._params.append(sampling)
 
     def finish(self) -> None:
@@ -222,13 +262,23 @@ class _Run:
             yield [_output(next(candidates)) for _ in range(size)]
 
     def _take(self, deltas: StepDeltas) -> None:
+        for start in deltas.starts:
+            if (prompt := self._prompts.get(start.key)) is not None:
+                told = [] if start.prompt_logprobs is None else _entries(start.prompt_logprobs)
+                self.prompt_logprobs[prompt] = (None, *told)
         logprobs = {} if deltas.logprobs is None else _by_row(deltas.logprobs)
-        for key, row, token in zip(deltas.keys.tolist(), deltas.rows.tolist(), deltas.ids.tolist(), strict=True):
+        ids, at = deltas.ids.tolist(), 0
+        for key, row, count in zip(deltas.keys.tolist(), deltas.rows.tolist(), deltas.counts.tolist(), strict=True):
             if (candidate := self._running.get(key)) is not None:
-                candidate.tokens((token,), logprobs.get(row))
+                entries = logprobs.get(row)
+                candidate.tokens(ids[at : at + count], None if entries is None else entries[:count])
+            at += count
         for finish in deltas.finishes:
             if (candidate := self._running.pop(finish.key, None)) is not None:
-                candidate.finished(Finish(finish.reason, finish.matched_token_id))
+                if finish.error:
+                    candidate.failed(EngineFailure(finish.error))
+                drafts = finish.accepted_drafts, finish.proposed_drafts
+                candidate.finished(Finish(finish.reason, finish.matched_token_id, *drafts))
                 candidate.decode()
         for key in deltas.keys.tolist():
             if key in self._running and self._params[key - self._first_key].stop:
@@ -301,7 +351,7 @@ def _request(
         key=key,
         prompt_token_ids=prompt,
         sampling=RowSampling.of(sampling, candidate, eos),
-        max_tokens=sampling.max_tokens,
+        max_tokens=max(1, sampling.max_tokens),
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
     )
@@ -309,14 +359,20 @@ def _request(
 
 def _by_row(packed: StepLogprobs) -> dict[int, list[TokenLogprob]]:
     """Plan row → logprobs of its tokens."""
+    found: dict[int, list[TokenLogprob]] = {}
+    for row, entry in zip(unpack(packed.rows).tolist(), _entries(packed), strict=True):
+        found.setdefault(row, []).append(entry)
+    return found
+
+
+def _entries(packed: StepLogprobs) -> list[TokenLogprob]:
     counts = unpack(packed.top_counts).tolist()
     chosen = np.frombuffer(packed.chosen, "<f4").tolist()
     ids, values = unpack(packed.top_ids).tolist(), np.frombuffer(packed.top_values, "<f4").tolist()
-    found: dict[int, list[TokenLogprob]] = {}
-    at = 0
-    for row, count, logprob in zip(unpack(packed.rows).tolist(), counts, chosen, strict=True):
+    found, at = [], 0
+    for count, logprob in zip(counts, chosen, strict=True):
         top = slice(at, at + count)
-        found.setdefault(row, []).append(TokenLogprob(logprob, tuple(ids[top]), tuple(values[top])))
+        found.append(TokenLogprob(logprob, tuple(ids[top]), tuple(values[top])))
         at += count
     return found
 
@@ -332,4 +388,6 @@ def _output(candidate: Candidate) -> CompletionOutput:
         finish_reason=delta.finish_reason.name.lower(),
         stop_reason=delta.stop_reason,
         logprobs=None if delta.logprobs is None else tuple(delta.logprobs),
+        accepted_drafts=candidate.accepted_drafts,
+        proposed_drafts=candidate.proposed_drafts,
     )
