@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
 import numpy as np
 import pytest
 from engine.walk import make_spec
@@ -132,4 +133,33 @@ async def test_a_refusal_of_the_engine_names_what_is_wrong(cluster: tuple[MiniCl
     await sink.ended.wait()
     assert type(sink.error) is ClientError
     assert sink.error.param == "prompt"
+    await mini.idle()
+
+
+async def test_drafts_and_prompt_logprobs_come_through(cluster: tuple[MiniCluster, EngineGroup]) -> None:
+    """Several tokens a step, merged or not, in order; one prompt logprob per token but the first; drafts counted."""
+    mini, group = cluster
+    group.scheduler.config = msgspec.structs.replace(group.scheduler.config, draft_tokens=3)
+    asked = []
+    for length in (1, 2, 9, 40):
+        prompt = tuple(range(5, 5 + length))
+        sampling = SamplingParams(max_tokens=30, ignore_eos=True, prompt_logprobs=1, n=2)
+        sinks = [RecordingSink(), RecordingSink()]
+        mini.backend.submit(Request(id="r", model="m", prompt_token_ids=prompt, sampling=sampling, seed=3), sinks)
+        asked.append((prompt, sinks))
+    drafts = 0
+    for prompt, sinks in asked:
+        for number, sink in enumerate(sinks):
+            async with asyncio.timeout(20):
+                await sink.ended.wait()
+            assert sink.error is None
+            assert sink.ids == said(prompt, 30, 3, group.spec.vocab_size)
+            assert sink.start is not None
+            told = [entry.logprob for entry in sink.start.prompt_logprobs or ()]
+            assert told == (list(prompt[1:]) if number == 0 else [])
+            assert sink.finish is not None
+            assert 0 <= sink.finish.accepted_drafts <= sink.finish.proposed_drafts
+            drafts += sink.finish.accepted_drafts
+    load = group.server.load
+    assert 0 < drafts <= load.accepted_drafts <= load.proposed_drafts
     await mini.idle()
