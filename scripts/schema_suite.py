@@ -32,7 +32,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from nori_cluster import env
 from nori_cluster.frontend.constraint_checker import CompilerProcess
 from nori_cluster.frontend.tokenizer import Tokenizer
-from nori_cluster.grammar import compile_matcher, grammar_of, load_tokenizer
+from nori_cluster.grammar import compile_matcher, load_tokenizer
 from nori_cluster.types import Constraint
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")
@@ -89,7 +89,7 @@ class Judge:
             counts.refused_by[cause_of_refusal(reason)] += 1
             return None
         began = time.perf_counter()
-        matcher = compile_matcher(self.tokenizer, grammar_of(constraint))
+        matcher = compile_matcher(self.tokenizer, constraint)
         counts.compile_ms.append((time.perf_counter() - began) * 1e3)
         return matcher
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import llguidance
 
-from nori_cluster.grammar import GrammarError, compile_matcher, grammar_of, load_tokenizer
+from nori_cluster.grammar import GrammarError, compile_matcher, load_tokenizer
 from nori_cluster.types import Constraint
 
 COMPILE_SECONDS = 0.5  # of CPU: rank 0 compiles the same grammar, and others wait for it there
@@ -39,7 +39,7 @@ def main() -> None:
 def verdict(tokenizer: llguidance.LLTokenizer, constraint: Constraint) -> str:
     began = time.process_time()
     try:
-        compile_matcher(tokenizer, grammar_of(constraint))
+        compile_matcher(tokenizer, constraint)
     except GrammarError as error:
         return str(error)
     if time.process_time() - began > COMPILE_SECONDS:

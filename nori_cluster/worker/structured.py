@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from nori_cluster.checkpoint.folder import read_text
 from nori_cluster.errors import NoriError
-from nori_cluster.grammar import GrammarError, compile_matcher, grammar_of, load_tokenizer
+from nori_cluster.grammar import GrammarError, compile_matcher, load_tokenizer
 from nori_cluster.types import Constraint, Int32Array
 from nori_cluster.worker.vocabulary import allowed_ids
 
@@ -123,7 +123,7 @@ class Structured:
     def _open(self, state: SlotGrammar, constraint: Constraint, output_ids: list[int]) -> None:
         template = self._compiled.pop(constraint, None)
         if template is None:
-            template = compile_matcher(self._load(), grammar_of(constraint))
+            template = compile_matcher(self._load(), constraint)
         self._compiled[constraint] = template
         while len(self._compiled) > COMPILED:
             self._compiled.popitem(last=False)

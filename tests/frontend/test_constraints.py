@@ -153,6 +153,8 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (schema_format(nested(300)), "nested too deeply"),
     (schema_format(siblings(26)), "cannot be compiled: it is too complex"),
     (schema_format(products(4)), "compile"),
+    (schema_format({"anyOf": [{"oneOf": [{"type": "integer"}, {"type": "number"}]}]}), "'oneOf' at #/anyOf/0, whose"),
+    ({"guided_json": {"properties": {"a": {}}, "maxProperties": 3}}, "'maxProperties' at #, beside optional"),
     (schema_format({"type": "object", "properties": {"a": {"not": {"type": "string"}}}}), "'not' at #/properties/a"),
     ({"guided_json": "[" * 3000}, "nested too deeply"),
     ({"guided_json": "{"}, "guided_json is no JSON value"),
