@@ -1,4 +1,7 @@
-"""The life of one request in a gateway: placed, submitted, accepted, ended; and again elsewhere while none accepted it.
+"""The life of one request in a gateway: placed, submitted, accepted, ended; and again elsewhere when its group is lost.
+
+A continuation is a placement like the first, with what each candidate has said appended to the prompt: whoever reads
+the stream sees nothing but a pause. No answer comes twice, for the old group's line is closed before.
 
 Callbacks only, no task: RouterClient decides, DataPlaneClient delivers, the frontend aborts, all on one loop.
 """
@@ -27,20 +30,27 @@ from nori_cluster.rpc import convert
 from nori_cluster.rpc.dataplane_client import DataPlaneClient, Entry, LinkState
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
 from nori_cluster.rpc.router_client import RouterClient
-from nori_cluster.types import FinishReason, Request
+from nori_cluster.types import FinishReason, Request, TokenLogprob
 
 MAX_ATTEMPTS = 3  # placements of one request before anything was accepted
+MAX_CONTINUATIONS = 16  # of one request, after groups were lost
+PATIENCE = 300.0  # seconds for which a continuation waits for a group, where the request has no deadline
+RETRY_CONTINUATION = 0.25  # seconds between its tries
 RETRY_AFTER = 1.0  # seconds, where nobody said better
+_LATE = "the deadline passed before a group took the request"
+_PASSING = (RefusalReason.NO_GROUP, RefusalReason.QUEUE_FULL, RefusalReason.UNKNOWN_MODEL)  # a restarted router's no
 DEADLINE_SLACK = 0.1  # seconds by which a group's clock may run ahead of ours
 
 
 class Counts(msgspec.Struct):
     """For metrics. moved: placements that came to nothing before anything was accepted. lost: accepted sequences whose
-    group broke."""
+    group broke. continued: requests that went on in another group, exact those in one of equal numerics_id."""
 
     placements: int = 0
     moved: int = 0
     lost: int = 0
+    continued: int = 0
+    exact: int = 0
 
 
 class CallContext:
@@ -49,6 +59,8 @@ class CallContext:
     def __init__(self, router: RouterClient, accept_timeout: float) -> None:
         self.router = router
         self.links: dict[str, DataPlaneClient] = {}
+        self.patience = PATIENCE
+        self.closed = False
         self.counts = Counts()
         self.accept_timeout = accept_timeout
         self._last_request = 0
@@ -67,27 +79,40 @@ class Stage(Enum):
 class _Candidate:
     """The Receiver of one candidate. ended: its sink has heard the last word, or was aborted."""
 
-    __slots__ = ("answered", "call", "ended", "entry", "index", "sink", "tokens")
+    __slots__ = ("answered", "began", "call", "ended", "entry", "index", "said", "sink", "told")
 
     def __init__(self, call: "Call", index: int, sink: TokenSink) -> None:
         self.call = call
         self.index = index
         self.sink = sink
-        self.tokens = sink.tokens
+        self.said: list[int] = []  # every token so far, in all groups
+        self.told = False  # the sink has heard `accepted`
+        self.began = False  # and `started`
         self.entry: Entry | None = None
         self.answered = False  # accepted in this attempt
         self.ended = False
 
     def accepted(self) -> None:
         self.answered = True
-        self.sink.accepted()
+        if not self.told:
+            self.told = True
+            self.sink.accepted()
         self.call.settle()
 
     def started(self, start: Started) -> None:
         self.call.cached_tokens = max(self.call.cached_tokens, start.cached_tokens)
-        self.sink.started(start)
+        if not self.began:
+            self.began = True
+            self.sink.started(start)
+
+    def tokens(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        self.said.extend(ids)
+        self.sink.tokens(ids, logprobs)
 
     def finished(self, finish: pb.SequenceFinish) -> None:
+        if finish.retryable:
+            self.lost(finish.error_message or "it gave the request up")
+            return
         news = convert.finish_from_pb(finish)
         if news.reason is FinishReason.ERROR or news.reason is FinishReason.CANCELLED:
             self.fail(self.call.error_of(news.reason, finish.error_message))
@@ -106,15 +131,13 @@ class _Candidate:
             self.call.leave()
 
     def lost(self, reason: str) -> None:
-        error = EngineFailure(f"worker group {self.call.group_id} was lost: {reason}")
         if self.answered:
-            self.call.group_failed = True
+            self.answered = False
             self.call.cluster.counts.lost += 1
-            self.fail(error)
-            self.call.leave()
+            self.call.interrupt(self, EngineFailure(f"worker group {self.call.group_id} was lost: {reason}"))
         else:
             message = f"worker group {self.call.group_id} could not take the request: {reason}"
-            self.call.set_back(self, Overloaded(message, retry_after=RETRY_AFTER))
+            self.call.set_back(self, Overloaded(message, retry_after=RETRY_AFTER), soon=True)
 
     def fail(self, error: NoriError) -> None:
         self.ended = True
@@ -130,6 +153,9 @@ class Call:
         self.group_id = ""
         self.group_failed = False
         self.cached_tokens = 0
+        self.interruptions = 0  # groups lost under it
+        self._numerics = ""  # of the first group
+        self._give_up: float | None = None  # when a continuation stops to look for a group
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._deadline = None if request.time_left is None else self._loop.time() + request.time_left
@@ -142,6 +168,7 @@ class Call:
         self._link: DataPlaneClient | None = None
         self._set_back: list[tuple[_Candidate, NoriError]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._resuming = False  # interrupted, and not placed again yet
 
     # -- Submission -------------------------------------------------------------------------------------------------
 
@@ -153,6 +180,7 @@ class Call:
         if self._stage is Stage.PLACING:
             if all(c.ended for c in self._candidates):
                 self._stage = Stage.ENDED
+                self._stop_timer()
                 self.cluster.router.cancel(self._number)
         elif self._stage is Stage.SUBMITTED:
             self._set_back = [item for item in self._set_back if item[0] is not target]
@@ -163,7 +191,10 @@ class Call:
     # -- placing ----------------------------------------------------------------------------------------------------
 
     def place(self) -> None:
-        self._stage = Stage.PLACING
+        self._stage, self._timer = Stage.PLACING, None
+        if self.cluster.closed:
+            self._fail_all(Overloaded("the gateway is shutting down", retry_after=RETRY_AFTER))
+            return
         self._number = self.cluster.next_request()
         for candidate in self._candidates:
             candidate.entry, candidate.answered = None, False
@@ -174,11 +205,12 @@ class Call:
                 model=request.model,
                 tenant=request.tenant,
                 priority=request.priority,
-                prompt_tokens=len(request.prompt_token_ids),
+                prompt_tokens=len(request.prompt_token_ids) + max(len(c.said) for c in self._candidates),
                 max_tokens=self._max_tokens,
                 candidates=sum(not c.ended for c in self._candidates),
                 time_left=self._time_left(),
                 lost_group_id=self.group_id,
+                numerics_id=self._numerics,
                 attempt=self._attempt,
             ),
             self._decided,
@@ -190,7 +222,9 @@ class Call:
 
     def _decided(self, decision: Placement | Refusal) -> None:
         if isinstance(decision, Refusal):
-            self._fail_all(self.error_of_refusal(decision))
+            if not self._wait_for_a_group(decision):
+                late = self._deadline is not None and self._loop.time() >= self._deadline
+                self._fail_all(DeadlineExceeded(_LATE) if late else self.error_of_refusal(decision))
             return
         self._attempt += 1
         self.cluster.counts.placements += 1
@@ -205,19 +239,45 @@ class Call:
             return
         self._link = link
         sequences = convert.sequences_to_pb(
-            self.request, max_tokens=self._max_tokens, order_key=decision.order_key, time_left=self._time_left()
+            self.request,
+            max_tokens=self._max_tokens,
+            order_key=decision.order_key,
+            time_left=self._time_left(),
+            outputs=[c.said for c in self._candidates],
         )
         entries = link.submit([sequences[c.index] for c in live], live)
         for candidate, entry in zip(live, entries, strict=True):
             candidate.entry = entry
         self._timer = self._loop.call_later(self.cluster.accept_timeout, self._not_accepted)
 
+    def _wait_for_a_group(self, refusal: Refusal) -> bool:
+        """A continuation that finds no group now looks again in a moment, while its time lasts."""
+        now = self._loop.time()
+        if self._give_up is None or now >= self._give_up or refusal.reason not in _PASSING:
+            return False
+        self._timer = self._loop.call_later(RETRY_CONTINUATION, self.place)
+        return True
+
     # -- what candidates report -------------------------------------------------------------------------------------
 
-    def set_back(self, candidate: _Candidate, error: NoriError) -> None:
-        """A candidate was not accepted, but might be elsewhere."""
+    def interrupt(self, candidate: _Candidate, error: NoriError) -> None:
+        """The group of an accepted candidate is lost; its siblings report in the same turn of the loop."""
         self._set_back.append((candidate, error))
-        self.settle()
+        self.group_failed = True
+        if self._give_up is None or not self._resuming:
+            self._resuming = True
+            self.interruptions += 1
+            limit = self._loop.time() + self.cluster.patience
+            self._give_up = limit if self._deadline is None else min(limit, self._deadline)
+            self._loop.call_soon(self.settle)
+
+    def set_back(self, candidate: _Candidate, error: NoriError, soon: bool = False) -> None:
+        """A candidate was not accepted, but might be elsewhere. soon: its siblings report in this turn of the loop."""
+        self._set_back.append((candidate, error))
+        if soon:
+            self._loop.call_soon(self.settle)
+        else:
+            self.settle()
 
     def settle(self) -> None:
         """Once every candidate has its answer: none accepted → another group; some → the others are refused."""
@@ -227,18 +287,45 @@ class Call:
             return
         self._stop_timer()
         if not self._set_back:
+            self._went_on(live)
             return
         refused, self._set_back = self._set_back, []
         late = self._deadline is not None and self._loop.time() >= self._deadline
-        if not accepted and not late and self._attempt < MAX_ATTEMPTS and all(not c.answered for c in self._candidates):
-            self.cluster.counts.moved += 1
+        if not accepted and not late and self._may_go_on():
+            self.cluster.counts.moved += not self._resuming
             self._release(failed=True)
-            self.place()
+            self._retry()
             return
         self.group_failed = True
         for candidate, error in refused:
-            candidate.fail(DeadlineExceeded("the deadline passed before a group took the request") if late else error)
+            candidate.fail(DeadlineExceeded(_LATE) if late else error)
         self.leave()
+
+    def _may_go_on(self) -> bool:
+        if self.cluster.closed:
+            return False
+        if self._give_up is None:
+            return self._attempt < MAX_ATTEMPTS and all(not c.answered for c in self._candidates)
+        return self.interruptions <= MAX_CONTINUATIONS and self._loop.time() < self._give_up
+
+    def _retry(self) -> None:
+        """To another group; a continuation that was just refused by one waits a moment."""
+        self._stage = Stage.PLACING
+        if self._give_up is None or self._resuming:
+            self._resuming = False
+            self.place()
+        else:
+            self._timer = self._loop.call_later(RETRY_CONTINUATION, self.place)
+
+    def _went_on(self, live: Sequence[_Candidate]) -> None:
+        """Every candidate is accepted. The first group's numerics_id is what continuations look for."""
+        description = None if self._link is None else self._link.description
+        numerics = "" if description is None else description.numerics_id
+        if self._give_up is not None and live:
+            self._give_up = None
+            self.cluster.counts.continued += 1
+            self.cluster.counts.exact += bool(numerics) and numerics == self._numerics
+        self._numerics = self._numerics or numerics
 
     def leave(self) -> None:
         """A candidate has ended. After the last one the reservation goes."""

@@ -1,7 +1,7 @@
 """The Backend of a gateway in a cluster: Place at the router, Submit to the group, news to the TokenSinks.
 
-A request that no group has accepted moves on to another group (bounded); one that was accepted and loses its group
-ends with EngineFailure. Finished reaches the router exactly once per placement.
+A request whose group is lost goes on in another, whether it had said something or not (bounded, see call.py). Finished
+reaches the router exactly once per placement.
 """
 
 import asyncio
@@ -57,6 +57,7 @@ class ClusterBackend(CallContext):
 
     async def close(self) -> None:
         """Whatever still runs is told that it failed."""
+        self.closed = True
         await self.router.close()
         links, self.links = list(self.links.values()), {}
         await asyncio.gather(*(link.close() for link in links), *self._closing)

@@ -3,7 +3,7 @@
 `x_to_pb` writes, `x_from_pb` reads. Durations are float seconds on our side.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from google.protobuf.duration_pb2 import Duration
@@ -266,11 +266,17 @@ def open_request_from_pb(value: router.OpenRequest) -> OpenRequest:
 
 
 def sequences_to_pb(
-    request: Request, *, max_tokens: int, order_key: int, time_left: float | None
+    request: Request,
+    *,
+    max_tokens: int,
+    order_key: int,
+    time_left: float | None,
+    outputs: Sequence[Sequence[int]] = (),
 ) -> list[dataplane.SequenceRequest]:
     """One sequence per candidate, without handles (whoever owns the stream gives them). max_tokens: resolved.
 
-    Only candidate 0 asks for prompt logprobs.
+    outputs: what each candidate has said already; it goes on from there. Only candidate 0 asks for prompt logprobs, and
+    not again once it has spoken.
     """
     params = request.sampling
     first = dataplane.SequenceRequest(
@@ -291,7 +297,10 @@ def sequences_to_pb(
         sequence.CopyFrom(first)
         sequence.candidate = candidate
         out.append(sequence)
-    if params.prompt_logprobs is not None:
+    for sequence, said in zip(out, outputs, strict=False):
+        sequence.prompt_token_ids.extend(said)
+        sequence.resumed_tokens = len(said)
+    if params.prompt_logprobs is not None and not first.resumed_tokens:
         first.prompt_logprobs = params.prompt_logprobs
     return out
 

@@ -19,7 +19,10 @@ class Live:
     def __init__(self, request: pb.SequenceRequest) -> None:
         self.handle = request.handle
         self.request = request
-        self.sent = 0
+        self.sent = request.resumed_tokens
+        self.started = False
+        said = list(request.prompt_token_ids)[len(request.prompt_token_ids) - self.sent :]
+        assert said == list(range(FIRST_TOKEN, FIRST_TOKEN + self.sent)), "resumed with tokens that nobody said"
 
 
 class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
@@ -27,7 +30,8 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
 
     Faults, changeable at any time: hang (streams open, nothing is answered), loading (streams are refused with
     UNAVAILABLE), silent (Submits are read but not answered; pings are), reset_after (the stream is cut once a sequence
-    has had so many tokens), reject (a RejectionReason for every Submit), slots (more run only when one ends).
+    has had so many tokens), reject (a RejectionReason for every Submit), slots (more run only when one ends), hand_off
+    (what runs is given up retryably).
     """
 
     def __init__(self, group_id: str, *, model: str = "m", step: float = 0.002, slots: int = 64) -> None:
@@ -36,7 +40,7 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
         self.step = step
         self.slots = slots
         self.incarnation = 1
-        self.hang = self.loading = self.silent = False
+        self.hang = self.loading = self.silent = self.hand_off = False
         self.reset_after: int | None = None
         self.reject: int | None = None
         self.live: dict[tuple[int, int], Live] = {}
@@ -146,12 +150,15 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
     async def _steps(self, stream: int, outbox: Any) -> None:
         while True:
             await asyncio.sleep(self.step)
+            if self.hand_off:
+                outbox.put_nowait(pb.ExchangeResponse(step_output=self._give_up(stream)))
             mine = [live for key, live in self.live.items() if key[0] == stream][: self.slots]
             if not mine or self.hang:
                 continue
             output = pb.StepOutput()
             for live in mine:
-                if live.sent == 0:
+                if not live.started:
+                    live.started = True
                     output.starts.add(handle=live.handle, cached_tokens=3)
                 output.handles.append(live.handle)
                 output.token_ids.append(FIRST_TOKEN + live.sent)
@@ -167,6 +174,14 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
                 while not outbox.empty():
                     await asyncio.sleep(0)
                 return
+
+    def _give_up(self, stream: int) -> pb.StepOutput:
+        """Everything of a stream ends as a drained group's does."""
+        output = pb.StepOutput()
+        for key in [key for key in self.live if key[0] == stream]:
+            del self.live[key]
+            output.finishes.add(handle=key[1], reason=common.FINISH_REASON_CANCELLED, retryable=True)
+        return output
 
     async def _write(self, outbox: Any, context: grpc.aio.ServicerContext) -> None:
         while True:
