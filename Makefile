@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: help run test check check-fast types bench bench-host long-walk clean protos venv
+.PHONY: help run test check check-fast types bench bench-host long-walk schema-suite clean protos venv
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make check-fast  format, lint, architecture'
 	@echo 'make bench-host  host cost of the engine without a model (`nori bench`, with clients, is planned)'
 	@echo 'make long-walk   a million steps of the engine'"'"'s random walk'
+	@echo 'make schema-suite  JSON schemas of public suites against the masks (ARGS="--suite FOLDER")'
 	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
 	@echo 'make clean       remove caches and build outputs (the environment stays: rm -rf $(VENV))'
 
@@ -58,6 +59,9 @@ bench-host: $(VENV)/installed-dev
 
 long-walk: $(VENV)/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m engine.long_walk $(ARGS)
+
+schema-suite: $(VENV)/installed-dev
+	$(BIN)/python scripts/schema_suite.py $(ARGS)
 
 protos: $(VENV)/installed-dev
 	$(BIN)/python scripts/gen_protos.py

@@ -148,7 +148,11 @@ class Node:
         for keyword, value in self.schema.items():
             seen_properties |= keyword == "properties"
             if keyword in IN_PLACE:
-                (after if seen_properties else before)[keyword] = self._in_place(keyword, value)
+                written = self._in_place(keyword, value)
+                if keyword == "oneOf" and literals_differ(written):  # which llguidance sees for strings only
+                    self.extra.append({"anyOf": written})
+                else:
+                    (after if seen_properties else before)[keyword] = written
         for keyword in ("const", "enum"):
             if keyword in self.schema:
                 after[keyword] = self._literal(keyword, self.schema[keyword])
@@ -327,6 +331,30 @@ class Node:
         for entry in entries:
             check_literal(entry, keyword, self.path)
         return value
+
+
+def literals_differ(alternatives: list[Any]) -> bool:
+    """Whether each alternative is a const or enum and no value is in two of them."""
+    seen: set[str] = set()
+    for alternative in alternatives:
+        if not isinstance(alternative, dict) or not ("const" in alternative or "enum" in alternative):
+            return False
+        values = {canonical(value) for value in alternative.get("enum", [alternative.get("const")])}
+        if values & seen:
+            return False
+        seen |= values
+    return True
+
+
+def canonical(value: Any) -> str:
+    """Equal for values that JSON schema holds equal: 1 and 1.0, objects in any order."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{canonical(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(canonical, value)) + "]"
+    return json.dumps(value)
 
 
 def check_literal(value: Any, keyword: str, path: str) -> None:

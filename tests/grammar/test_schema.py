@@ -138,6 +138,14 @@ def test_one_dialect_is_written(schema: Any, written: Any) -> None:
     assert enforced(schema) == written
 
 
+def test_one_of_distinct_literals_is_any_of() -> None:
+    distinct = [{"const": 1, "title": "one"}, {"enum": [2, True, {"a": 1}]}]
+    written = [{"const": 1}, {"enum": [2, True, {"a": 1}]}]
+    assert enforced({"oneOf": distinct}) == {"allOf": [{"anyOf": written}]}
+    equal = [{"const": {"a": 1, "b": [2]}}, {"const": {"b": [2.0], "a": 1.0}}]
+    assert enforced({"oneOf": equal}) == {"oneOf": equal}
+
+
 def test_unevaluated_beside_applicators_is_refused() -> None:
     with pytest.raises(GrammarError, match="'unevaluatedProperties' at # beside"):
         enforced({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False})
