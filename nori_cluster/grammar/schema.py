@@ -32,6 +32,7 @@ MEANS_NOTHING_WITHOUT_VALUE = frozenset(
         "unevaluatedProperties", "propertyNames", "uniqueItems",
     }
 )  # fmt: skip
+ASSERTED_IN_DRAFT_7 = ("contentEncoding", "contentMediaType")  # annotations since
 IN_PLACE = ("anyOf", "oneOf", "allOf", "$ref")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -42,7 +43,7 @@ class Walk:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.old_items = draft_of(root) < 2020
+        self.draft = draft_of(root)
         self.names: dict[str, str] = {"": "#"}
         self.pending: list[tuple[str, str, Any]] = []
         self.in_place: dict[str, set[str]] = {}  # $ref target → targets that apply to the same instance
@@ -78,7 +79,7 @@ class Walk:
         for keyword, value in schema.items():
             if value is None and keyword in MEANS_NOTHING_WITHOUT_VALUE:
                 raise GrammarError(f"has {keyword!r} at {show(path)} = null")
-            if keyword in REFUSED:
+            if keyword in REFUSED or (self.draft == 7 and keyword in ASSERTED_IN_DRAFT_7):
                 raise GrammarError(f"uses {keyword!r} at {show(path)}, which is not supported")
         if "if" in schema and ("then" in schema or "else" in schema):
             raise GrammarError(f"uses 'if' at {show(path)}, which is not supported")
@@ -269,7 +270,7 @@ class Node:
         rest_key = "items"
         if isinstance(items, list):
             prefix, items, key, rest_key = items, self.schema.get("additionalItems"), "items", "additionalItems"
-        elif self.walk.old_items and prefix is not None:
+        elif self.walk.draft < 2020 and prefix is not None:
             raise GrammarError(f"uses 'prefixItems' at {show(self.path)}, which its draft ($schema) does not know")
         if prefix is not None:
             if not isinstance(prefix, list):
