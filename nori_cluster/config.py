@@ -67,7 +67,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     device: str = "auto"
-    collective_timeout: float = 30.0  # seconds; a rank silent for longer ends the group
+    collective_timeout: float = 30.0  # seconds; a step or collective that takes longer ends the group
+    beat_timeout: float = 5.0  # seconds; a process that gives no sign of life for so long ends its group
     threads: int | None = None  # torch CPU threads per worker; None = cores / workers on the host
 
 

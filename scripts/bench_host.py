@@ -53,6 +53,8 @@ class NoExecutor:
     def collect(self) -> StepResult:
         raise NotImplementedError
 
+    def check(self) -> None: ...
+
     def close(self) -> None: ...
 
 

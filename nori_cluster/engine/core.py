@@ -24,6 +24,9 @@ class Executor(Protocol):
     def collect(self) -> StepResult:
         """The oldest plan's result; blocks. EngineFailure when a worker is lost."""
 
+    def check(self) -> None:
+        """Called now and then while nothing is in flight. EngineFailure when a worker is lost."""
+
     def close(self) -> None: ...
 
 
@@ -44,6 +47,10 @@ class EngineCore:
 
     def abort(self, key: int) -> None:
         self.scheduler.abort(key)
+
+    def check(self) -> None:
+        """While idle: EngineFailure when a worker is lost."""
+        self.executor.check()
 
     def step(self, now: float) -> StepDeltas | None:
         """Fill the pipeline, take one result. None when there was nothing to do. EngineFailure ends the group."""

@@ -95,7 +95,8 @@ class EngineThread:
                 self._take_commands()
                 if not self._core.has_work:
                     self._measure()
-                    self._bell.wait(1.0)  # so that tokens/s falls to 0 while idle
+                    self._core.check()
+                    self._bell.wait(0.5)  # so that a lost worker is noticed, and tokens/s falls to 0, while idle
                     self._bell.clear()
                     continue
                 self._pending_since = time.monotonic()

@@ -1,8 +1,9 @@
 """Plans to the workers of a group and results back: shared-memory rings inside a host, the socket itself across hosts.
 
 A Unix or TCP stream per worker carries one doorbell byte a frame, so a reader waits by blocking and a dead peer is an
-end of file, at once. The frames lie in a ring in an anonymous memory file whose descriptor travels over the socket:
-no name exists that a crash could leave behind. No torch here: the engine process imports this module.
+end of file, at once; a live but stuck one shows in its pulse, a few words in shared memory. The frames lie in a ring in
+an anonymous memory file whose descriptor travels over the socket: no name exists that a crash could leave behind. No
+torch here: the engine process imports this module.
 """
 
 import mmap
@@ -10,6 +11,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -23,7 +25,9 @@ _LENGTH: Final = struct.Struct("<Q")
 _IN_RING: Final = b"R"  # the frame lies in the ring
 _INLINE: Final = b"S"  # its length and bytes follow on the socket
 _WRAP: Final = 2**64 - 1  # the rest of the ring is unused: go on at its start
-_READERS_AT: Final = 64  # a cache line per position
+_READERS_AT: Final = 64  # a cache line per reader: position, steps begun, steps done, time of the last beat (ns)
+_BEGUN, _DONE, _BEAT = 8, 16, 24
+BEAT_SECONDS: Final = 0.25
 _DATA_AT: Final = 8192
 RING_BYTES: Final = 8 << 20
 
@@ -72,6 +76,13 @@ class Ring:
         frame = self._memory[start : start + length]
         _LENGTH.pack_into(self._memory, at, position + _LENGTH.size + length)
         return frame
+
+    def mark(self, reader: int, field: int, value: int) -> None:
+        """A reader's own progress: _BEGUN, _DONE or _BEAT."""
+        _LENGTH.pack_into(self._memory, _READERS_AT + 64 * reader + field, value)
+
+    def marked(self, reader: int, field: int) -> int:
+        return self._position(_READERS_AT + 64 * reader + field)
 
     def _position(self, at: int) -> int:
         (value,) = _LENGTH.unpack_from(self._memory, at)
@@ -161,12 +172,26 @@ class Listener:
 
 
 class RingExecutor:
-    """The engine's Executor: one ring of plans read by all workers, one ring of results written by rank 0."""
+    """The engine's Executor: one ring of plans read by all workers, one ring of results written by rank 0.
+
+    beat_timeout: seconds without a beat after which a rank's process counts as stuck (stopped, swapped out, its host
+    gone). step_timeout: seconds that one step may take (a collective that never ends).
+    """
 
     chains = True
 
-    def __init__(self, peers: list[tuple[socket.socket, Hello]], depth: int = 1) -> None:
+    def __init__(
+        self,
+        peers: list[tuple[socket.socket, Hello]],
+        depth: int = 1,
+        beat_timeout: float = 5.0,
+        step_timeout: float = 30.0,
+    ) -> None:
         self.depth = depth
+        self.beat_timeout = beat_timeout
+        self.step_timeout = step_timeout
+        self._collected = 0
+        self._born = time.monotonic_ns()
         self.pids = [hello.pid for _, hello in peers]
         self._sockets = [sock for sock, _ in peers]
         self._plans = Ring(len(peers))
@@ -192,8 +217,11 @@ class RingExecutor:
                 raise self._lost(rank) from None
 
     def collect(self) -> StepResult:
+        begin = time.monotonic()
         while True:
-            ready = {self._ranks[fd] for fd, _ in self._poll.poll()}
+            ready = {self._ranks[fd] for fd, _ in self._poll.poll(int(BEAT_SECONDS * 1000))}
+            if not ready:
+                self._check_pulses(time.monotonic() - begin)
             failures = [rank for rank in sorted(ready) if rank]  # other ranks speak only to report a failure
             for rank in [*failures, 0]:
                 if rank not in ready:
@@ -204,7 +232,38 @@ class RingExecutor:
                     raise self._lost(rank) from None
                 if result.error:
                     raise self._failed(rank, result.error)
+                self._collected += 1
                 return result
+
+    def check(self) -> None:
+        """While no step is in flight: EngineFailure when a rank is gone or stuck."""
+        for rank, sock in enumerate(self._sockets):
+            if self._is_gone(sock):
+                raise self._lost(rank)
+        self._check_pulses(0.0)
+
+    def _check_pulses(self, waited: float) -> None:
+        """waited: seconds since the oldest step in flight is awaited. EngineFailure names who is stuck, and where."""
+        now = time.monotonic_ns()
+        for rank, pid in enumerate(self.pids):
+            silent = (now - (self._plans.marked(rank, _BEAT) or self._born)) / 1e9
+            if silent > self.beat_timeout:
+                raise EngineFailure(
+                    f"rank {rank} (pid {pid}) gave no sign of life for {silent:.1f} s; {self._progress(rank)}"
+                )
+        if waited > self.step_timeout:
+            done = [self._plans.marked(rank, _DONE) for rank in range(len(self.pids))]
+            late = [rank for rank, steps in enumerate(done) if steps == min(done)]
+            names = ", ".join(f"rank {rank} (pid {self.pids[rank]})" for rank in late)
+            raise EngineFailure(
+                f"step {self._collected} took more than {self.step_timeout:g} s; {names}: {self._progress(late[0])}"
+            )
+
+    def _progress(self, rank: int) -> str:
+        begun, done = self._plans.marked(rank, _BEGUN), self._plans.marked(rank, _DONE)
+        if begun > done:
+            return f"it is in step {begun - 1}"
+        return f"its last step is {done - 1}" if done else "it has done no step"
 
     def _failed(self, rank: int, error: str) -> EngineFailure:
         """A rank reports an error: if another is gone, that one is the cause (its peers see a broken collective)."""
@@ -225,7 +284,7 @@ class RingExecutor:
             return True
 
     def _lost(self, rank: int) -> EngineFailure:
-        return EngineFailure(f"rank {rank} (pid {self.pids[rank]}) is gone")
+        return EngineFailure(f"rank {rank} (pid {self.pids[rank]}) is gone; {self._progress(rank)}")
 
     def close(self) -> None:
         for sock in self._sockets:
@@ -250,14 +309,26 @@ class WorkerChannel:
         self._results = Ring(1, results)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(StepPlan)
+        self._closing = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="nori-pulse", daemon=True)
+        self._heart.start()
+
+    def _beat(self) -> None:
+        """A stopped process beats no more; one that waits in a collective does."""
+        while not self._closing.is_set():
+            self._plans.mark(self.rank, _BEAT, time.monotonic_ns())
+            self._closing.wait(BEAT_SECONDS)
 
     def serve(self, execute: Callable[[StepPlan], StepResult | None]) -> None:
         """Blocks. `execute` returns rank 0's result, None elsewhere. Raises what it raises, after reporting it."""
+        steps = 0
         while True:
             try:
                 plan = self._decoder.decode(_read_frame(self._socket, self._plans, self.rank))
             except (EOFError, ConnectionError):
                 return
+            steps += 1
+            self._plans.mark(self.rank, _BEGUN, steps)
             try:
                 result = execute(plan)
             except Exception as failure:
@@ -265,6 +336,7 @@ class WorkerChannel:
                     StepResult(step=plan.step, counts=b"", ids=b"", error=f"{type(failure).__name__}: {failure}")
                 )
                 raise
+            self._plans.mark(self.rank, _DONE, steps)
             if result is not None:
                 self._send(result)
 
@@ -282,6 +354,8 @@ class WorkerChannel:
             return  # the engine process is gone; the caller raises the cause
 
     def close(self) -> None:
+        self._closing.set()
+        self._heart.join()
         self._socket.close()
         self._plans.close()
         self._results.close()

@@ -28,6 +28,8 @@ class InlineExecutor:
     def collect(self) -> StepResult:
         return self._results.popleft()
 
+    def check(self) -> None: ...
+
     def close(self) -> None:
         self._results.clear()
 

@@ -125,5 +125,7 @@ class FakeExecutor:
         """What a freed block holds must never matter."""
         self.kv[blocks] = POISON
 
+    def check(self) -> None: ...
+
     def close(self) -> None:
         self.closed = True

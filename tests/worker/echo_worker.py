@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 
 import pytest
 
@@ -12,13 +13,18 @@ from nori_cluster.worker.channel import WorkerChannel
 
 
 def echo(address: str, token: str, rank: int) -> None:
-    """A worker that answers with the size of what it got; step 13 fails on rank 1, step 14 kills rank 1."""
+    """A worker that answers with the size of what it got; step 13 fails on rank 1, step 14 kills rank 1.
+
+    Step 15 never ends on any rank, step 16 not on rank 0: as in a collective that waits for the other.
+    """
 
     def execute(plan: StepPlan) -> StepResult | None:
         if rank == 1 and plan.step == 13:
             raise ValueError("thirteen")
         if rank == 1 and plan.step == 14:
             os.kill(os.getpid(), signal.SIGKILL)
+        while plan.step == 15 or (plan.step == 16 and rank == 0):
+            time.sleep(0.1)
         return (
             StepResult(step=plan.step, counts=pack([len(plan.counts)]), ids=bytes(len(plan.counts)))
             if rank == 0

@@ -1,7 +1,10 @@
 """Rings and doorbells between real processes: order, wrap-around, frames too large for the ring, death of a rank."""
 
 import multiprocessing
+import os
 import random
+import signal
+import time
 
 import pytest
 from worker.echo_worker import echo, try_wrong_token
@@ -28,7 +31,10 @@ def group():
     yield executor
     executor.close()
     for worker in workers:
-        worker.join(10)
+        worker.join(0 if getattr(executor, "stuck", False) else 10)
+        if getattr(executor, "stuck", False):
+            worker.kill()
+            worker.join(10)
         assert not worker.is_alive(), "a worker outlived its engine process"
 
 
@@ -76,6 +82,49 @@ def test_dead_rank_is_named(group: RingExecutor) -> None:
     with pytest.raises(EngineFailure, match=r"rank 1 \(pid \d+\) is gone"):
         while True:
             group.collect()
+
+
+def test_a_stopped_rank_is_named_while_another_waits_for_it(group: RingExecutor) -> None:
+    group.stuck = True  # type: ignore[attr-defined]
+    group.beat_timeout = 1.0
+    group.submit(make_plan(0))
+    group.collect()
+    group.check()
+    os.kill(group.pids[1], signal.SIGSTOP)
+    group.submit(make_plan(16))
+    with pytest.raises(
+        EngineFailure, match=r"rank 1 \(pid \d+\) gave no sign of life for [12]\.\d s; it"
+    ):
+        group.collect()
+
+
+def test_a_rank_that_stops_while_idle_is_noticed(group: RingExecutor) -> None:
+    group.stuck = True  # type: ignore[attr-defined]
+    group.beat_timeout = 0.8
+    os.kill(group.pids[0], signal.SIGSTOP)
+    with pytest.raises(EngineFailure, match=r"rank 0 \(pid \d+\) gave no sign of life"):
+        for _ in range(100):
+            group.check()
+            time.sleep(0.05)
+
+
+def test_a_rank_that_dies_while_idle_is_noticed(group: RingExecutor) -> None:
+    os.kill(group.pids[1], signal.SIGKILL)
+    with pytest.raises(EngineFailure, match=r"rank 1 \(pid \d+\) is gone; it has done no step"):
+        for _ in range(100):
+            group.check()
+            time.sleep(0.05)
+
+
+def test_a_step_that_never_ends_is_given_up(group: RingExecutor) -> None:
+    """All ranks beat, none comes back: a deadlock."""
+    group.stuck = True  # type: ignore[attr-defined]
+    group.step_timeout = 0.7
+    group.submit(make_plan(15))
+    with pytest.raises(
+        EngineFailure, match=r"step 0 took more than 0.7 s; rank 0 \(pid \d+\), rank 1 .*: it is in step 0"
+    ):
+        group.collect()
 
 
 def test_missing_rank_is_named() -> None:
