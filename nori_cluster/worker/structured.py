@@ -50,6 +50,7 @@ class Structured:
         self._executor: llguidance.LLExecutor | None = None
         self._known_bits = np.full(self._words, -1, np.int32)
         self._compiled: OrderedDict[Constraint, llguidance.LLMatcher] = OrderedDict()
+        self._kept: list[tuple[SlotGrammar, list[int]]] = []  # tokens since the last begin
         self._filling: Future[tuple[Int32Array, dict[int, str]]] | None = None
 
     def preload(self) -> None:
@@ -79,7 +80,8 @@ class Structured:
         everything: such tokens cannot be accepted.
         """
         rows = [(int(slot), self._slots.get(int(slot)), list(draft)) for slot, draft in zip(slots, drafts, strict=True)]
-        self._filling = self._thread.submit(self._fill, rows)
+        kept, self._kept = self._kept, []
+        self._filling = self._thread.submit(self._fill, kept, rows)
 
     def finish(self) -> tuple[Int32Array, dict[int, str]]:
         """int32 [positions, ⌈vocab / 32⌉], bit = allowed; and, by slot, why some cannot go on (all is allowed them)."""
@@ -91,8 +93,7 @@ class Structured:
         """Tokens that the slot's sequence keeps."""
         state = self._slots.get(slot)
         if state is not None:
-            kept = [int(id_) for id_ in ids]
-            self._thread.submit(self._guarded, state, partial(self._consume, state, kept))
+            self._kept.append((state, [int(id_) for id_ in ids]))
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -139,7 +140,11 @@ class Structured:
             elif not state.matcher.consume_token(id_):
                 raise GrammarError(f"does not allow the token {id_}, which was generated")
 
-    def _fill(self, rows: list[tuple[int, SlotGrammar | None, list[int]]]) -> tuple[Int32Array, dict[int, str]]:
+    def _fill(
+        self, kept: list[tuple[SlotGrammar, list[int]]], rows: list[tuple[int, SlotGrammar | None, list[int]]]
+    ) -> tuple[Int32Array, dict[int, str]]:
+        for owner, ids in kept:
+            self._guarded(owner, partial(self._consume, owner, ids))
         counts = [1 + len(draft) for _, _, draft in rows]
         starts = np.cumsum([0, *counts])
         width = self._words if self._tokenizer is None else (self._tokenizer.vocab_size + 31) // 32
