@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: help run test check check-fast types bench bench-host long-walk schema-suite clean protos venv
+.PHONY: help run test check check-fast types bench bench-host numerics long-walk schema-suite clean protos venv
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo 'make check       format, lint, types, architecture, protos'
 	@echo 'make check-fast  format, lint, architecture'
 	@echo 'make bench-host  host cost of the engine without a model (`nori bench`, with clients, is planned)'
+	@echo 'make numerics    batch-invariant mode on the demo model: bits, cost, near ties without it (10 minutes)'
 	@echo 'make long-walk   a million steps of the engine'"'"'s random walk'
 	@echo 'make schema-suite  JSON schemas of public suites against the masks (ARGS="--suite FOLDER")'
 	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
@@ -56,6 +57,9 @@ bench: bench-host
 
 bench-host: $(VENV)/installed-dev
 	$(BIN)/python scripts/bench_host.py $(ARGS)
+
+numerics: $(VENV)/installed-dev
+	PYTHONPATH=tests $(BIN)/python scripts/numerics.py $(ARGS)
 
 long-walk: $(VENV)/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m engine.long_walk $(ARGS)

@@ -95,20 +95,28 @@ class Mixer:
         return found
 
 
-def cuts(length: int, rng: np.random.Generator) -> Iterator[tuple[str, Cut]]:
-    """Ways to cut a prompt: each pair of parts, token by token, and random ones."""
-    for first in range(1, length):
+def one_by_one(first: int, length: int) -> Cut:
+    """`first` tokens, then single ones up to length."""
+    return (*((first,) if first else ()), *(1,) * (length - first))
+
+
+def cuts(length: int, singles: int, every: int, rng: np.random.Generator) -> Iterator[tuple[str, Cut]]:
+    """Ways to cut a prompt: pairs of parts (each n-th), the last tokens one by one, and random ones."""
+    for first in range(1, length, every):
         yield f"cut at {first}", (first, length - first)
-    yield "token by token", (1,) * length
+    yield "token by token", one_by_one(length - singles, length)
     for number in range(10):
         places = np.unique(rng.integers(1, length, int(rng.integers(2, 12))))
         yield f"random cut {number}", tuple(np.diff([0, *places, length]).tolist())
 
 
-def differences(worker: Worker, length: int = 150, *, every: int = 1, seed: int = 0) -> dict[str, list[str]]:
-    """Kind → the ways that gave other bits. every: try each n-th cut at one place only.
+def differences(
+    worker: Worker, length: int = 150, *, every: int = 1, singles: int | None = None, seed: int = 0
+) -> dict[str, list[str]]:
+    """Kind → the ways that gave other bits. every: try each n-th cut at one place only. singles: most tokens that one
+    way computes one by one; None = all.
 
-    Kinds: batch (the last token beside 0 … 33 rows), cut, mixed (cuts beside others), cached, resumed.
+    Kinds: batch (the last token in 1 … 33 rows), cut, mixed (cuts beside others), cached, resumed.
     """
     mixer = Mixer(worker, seed)
     rng = np.random.default_rng(seed + 1)
@@ -121,17 +129,20 @@ def differences(worker: Worker, length: int = 150, *, every: int = 1, seed: int 
         if whole is not None and not torch.equal(torch.cat(logits), whole[first:]):
             found[kind].append(way)
 
+    size, singles = worker.cache.block_size, length if singles is None else singles
+    hits, owner = (length - 1) // size, Row(tokens)
+    mixer.step([(owner, length)])
     for rows in (*range(1, 18), 24, 33):  # the same sequence in many rows
-        copies = [Row(tokens) for _ in range(rows)]
-        mixer.step([(copy, length - 1) for copy in copies])
+        copies = [Row(tokens, owner.blocks[:hits], hits * size) for _ in range(rows)]
+        if length - 1 > hits * size:
+            mixer.step([(copy, length - 1 - hits * size) for copy in copies])
         for place, part in enumerate(mixer.step([(copy, 1) for copy in copies])):
             compare("batch", f"row {place} of {rows}", [part], length - 1)
-        mixer.release(copies)
-    for number, (way, cut) in enumerate(cuts(length, rng)):
-        if number % every == 0 or not way.startswith("cut"):
-            compare("cut", way, mixer.sequence(tokens, cut, 0))
-            compare("mixed", way, mixer.sequence(tokens, cut, 9))
-    size = worker.cache.block_size
+        mixer.release(Row(tokens, copy.blocks[hits:]) for copy in copies)
+    mixer.release([owner])
+    for way, cut in cuts(length, singles, every, rng):
+        compare("cut", way, mixer.sequence(tokens, cut, 0))
+        compare("mixed", way, mixer.sequence(tokens, cut, 9))
     for blocks in range(1, (length - 1) // size + 1):
         owner = Row(tokens)
         mixer.sequence(tokens, (blocks * size + 3,) if blocks % 2 else (5, blocks * size - 2), 5, owner)
@@ -139,9 +150,6 @@ def differences(worker: Worker, length: int = 150, *, every: int = 1, seed: int 
         parts = mixer.sequence(tokens, (length - blocks * size,), 5, hit)
         compare("cached", f"{blocks} blocks", parts, blocks * size)
         mixer.release([owner, hit])
-    for cut_at in range(1, length, 7 * every):  # generated one by one up to here, then computed anew as a prompt
-        row = Row(tokens)
-        mixer.sequence(tokens, (*(1,) * cut_at,), 3, row)
-        mixer.release([row])
-        compare("resumed", f"at {cut_at}", mixer.sequence(tokens, (cut_at, *(1,) * (length - cut_at)), 3))
+    for cut_at in range(length - singles + 1, length, 7 * every):  # up to here as a prompt, then one by one
+        compare("resumed", f"at {cut_at}", mixer.sequence(tokens, one_by_one(cut_at, length), 3))
     return found

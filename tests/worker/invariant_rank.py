@@ -1,6 +1,7 @@
-"""One of two ranks in batch-invariant mode, run as a process by test_invariance.py.
+"""One rank in batch-invariant mode, run as a process by test_invariance.py and scripts/numerics.py.
 
-argv: checkpoint folder, dtype, rank, rendezvous file. Prints "equal" when no way of running gave other bits.
+argv: checkpoint folder, dtype, rank, size, rendezvous file, length of the sequence, most tokens computed one by one.
+Prints "equal" when no way of running gave other bits.
 """
 
 import sys
@@ -27,14 +28,18 @@ def same_sum_everywhere(group: TorchTPGroup) -> bool:
 
 
 def main() -> None:
-    folder, dtype, rank, store = sys.argv[1:]
+    folder, dtype, rank, size, store, length, singles = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, 2), rank=int(rank), world_size=2, timeout=timedelta(seconds=60)
+        "gloo",
+        store=dist.FileStore(store, int(size)),
+        rank=int(rank),
+        world_size=int(size),
+        timeout=timedelta(seconds=60),
     )
     group = TorchTPGroup(dist.group.WORLD)
-    config = group_config(Path(folder), dtype=dtype, tp=2, num_blocks=400, batch_invariant=True)
-    found = differences(load_worker(config, group), 140, every=20)
+    config = group_config(Path(folder), dtype=dtype, tp=int(size), num_blocks=400, batch_invariant=True)
+    found = differences(load_worker(config, group), int(length), every=40, singles=int(singles))
     print("equal" if same_sum_everywhere(group) and not any(found.values()) else found)
     dist.destroy_process_group()
 
