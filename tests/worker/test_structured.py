@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,8 @@ def accepts(structured: Structured, text: Text, constraint: Constraint, output: 
         # additionalItems beside prefixItems made it forget prefixItems
         ({"type": "array", "prefixItems": [{"type": "string"}], "additionalItems": True, "items": True}, "[1]", False),
         ({"const": "a"}, '"\\u0061"', False),
+        ({"type": "string", "format": "date"}, '"2023-02-29"', False),
+        ({"type": "string", "format": "date"}, '"2024-02-29"', True),
         ({"type": "string", "pattern": "^.$"}, '"\\r"', False),
         ({"type": "string", "pattern": "^[[&]$"}, '"&"', True),
     ],
@@ -340,6 +343,25 @@ def test_failures_stay_with_their_slot(structured: Structured, text: Text) -> No
     assert failures == {}
     assert (masks[0] == masks[1]).all()
     assert structured.constrained(np.array([2, 1, 3, 0, 9])).tolist() == [False, True, False, True, False]
+
+
+def test_an_ambiguous_grammar_fails_its_slot_before_it_holds_the_others(structured: Structured, text: Text) -> None:
+    """Parsing is cubic then: unlimited, one mask takes seconds after 200 tokens."""
+    structured.start(0, Constraint("grammar", 'start: x\nx: x x | "a" | "b" | "ab" | x x x'), NOTHING)
+    structured.start(1, Constraint("json_object"), NOTHING)
+    longest = 0.0
+    for _ in range(200):
+        began = time.perf_counter()
+        structured.begin([0, 1], [[], []])
+        masks, failures = structured.finish()
+        longest = max(longest, time.perf_counter() - began)
+        if failures:
+            break
+        structured.advance(0, text.encode("a"))
+    assert set(failures) == {0}
+    assert "500" in failures[0]
+    assert 0 < len(ids_of(masks[1])) < 10
+    assert longest < 1
 
 
 def test_a_folder_without_tokenizer_fails_the_slot(tmp_path: Path) -> None:
