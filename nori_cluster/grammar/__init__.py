@@ -14,7 +14,7 @@ from nori_cluster.grammar.limits import GrammarError, check_json_depth, check_te
 from nori_cluster.grammar.schema import below, enforced, show
 from nori_cluster.types import Constraint
 
-__all__ = ["GrammarError", "compile_matcher", "grammar_of", "load_tokenizer"]
+__all__ = ["GrammarError", "compile_matcher", "first_line", "grammar_of", "load_tokenizer"]
 
 # What one compilation and one mask may cost. Fuel is about 50 k/ms (initial), 14 k/ms and 20 k/ms (per step).
 LIMITS: dict[str, Any] = {

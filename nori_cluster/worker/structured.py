@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from nori_cluster.checkpoint.folder import read_text
 from nori_cluster.errors import NoriError
-from nori_cluster.grammar import GrammarError, compile_matcher, load_tokenizer
+from nori_cluster.grammar import GrammarError, compile_matcher, first_line, load_tokenizer
 from nori_cluster.types import Constraint, Int32Array
 from nori_cluster.worker.vocabulary import allowed_ids
 
@@ -138,7 +138,11 @@ class Structured:
             if id_ in self._eos_ids or state.matcher.is_stopped():
                 state.ended = True
             elif not state.matcher.consume_token(id_):
-                raise GrammarError(f"does not allow the token {id_}, which was generated")
+                reason = state.matcher.get_error()
+                known = "limit" in reason or "max is" in reason or "too many" in reason
+                raise GrammarError(
+                    f"is too complex: {first_line(reason)}" if known else f"does not allow the token {id_}"
+                )
 
     def _fill(
         self, kept: list[tuple[SlotGrammar, list[int]]], rows: list[tuple[int, SlotGrammar | None, list[int]]]
@@ -193,7 +197,7 @@ class Structured:
         for _, state, at in active:
             assert state.matcher is not None
             if not state.ended and state.matcher.is_error():
-                state.failure = f"the grammar failed: {state.matcher.get_error().splitlines()[0][:200]}"
+                state.failure = f"the grammar is too complex: {first_line(state.matcher.get_error())}"
             elif not some[at]:
                 state.failure = "the grammar allows no further token"
             if state.failure:
