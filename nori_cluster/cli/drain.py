@@ -26,7 +26,9 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is drained, or at once.")] = True,
     admin: Admin = "127.0.0.1:8001",
 ) -> None:
-    """Let a group finish its running requests and take no more, until the cluster is started again.
+    """Let a group finish its running requests and take no more, until `nori resume`.
+
+    What still runs after the grace period goes on in another group, where there is one that is ready.
 
     Example: nori drain smollm2-135m-0 --grace 10
     """

@@ -4,12 +4,13 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import grpc
 from msgspec import structs
 
+from nori_cluster.cluster.events import EventLog
 from nori_cluster.cluster.reconcile import GroupRecord, Phase
 from nori_cluster.cluster.worker_group import WorkerGroup
 from nori_cluster.config import ClusterConfig
@@ -17,6 +18,7 @@ from nori_cluster.errors import NoriError
 from nori_cluster.routing.base import GroupReport, GroupState, GroupView
 from nori_cluster.rpc.admin_types import (
     ClusterStatus,
+    EventInfo,
     GatewayInfo,
     GroupInfo,
     LoadInfo,
@@ -38,12 +40,15 @@ class Pool(Protocol):
     config: ClusterConfig
     records: dict[str, GroupRecord]
     groups: dict[str, WorkerGroup]
+    events: EventLog
 
     async def router_snapshot(self) -> RouterSnapshot: ...
 
     def check_drainable(self, name: str) -> None: ...
 
     async def drain(self, name: str, grace: float) -> int: ...
+
+    async def resume(self, name: str) -> None: ...
 
 
 class ControllerAdmin:
@@ -82,7 +87,7 @@ class ControllerAdmin:
         info = GroupInfo(
             name=record.name,
             model=config.model.name,
-            state=GroupState.DEAD if record.phase in (Phase.ABSENT, Phase.STOPPING) else GroupState.STARTING,
+            state=GroupState.STARTING if record.phase in (Phase.STARTING, Phase.READY) else GroupState.DEAD,
             tensor_parallel_size=config.parallel.tensor_parallel_size,
             last_failure=record.last_failure,
         )
@@ -152,6 +157,16 @@ class ControllerAdmin:
 
     async def get_operation(self, name: str) -> OperationInfo | None:
         return self._operations.get(name)
+
+    async def resume(self, group: str) -> GroupInfo:
+        await self._pool.resume(group)
+        return next(info for info in await self.list_groups() if info.name == group)
+
+    def past_events(self, after: int) -> Sequence[EventInfo]:
+        return self._pool.events.past(after)
+
+    def follow_events(self, after: int) -> AsyncIterator[EventInfo]:
+        return self._pool.events.follow(after)
 
 
 def _load(report: GroupReport, kv_blocks: int) -> LoadInfo:

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 
 from nori_cluster import telemetry
 from nori_cluster.cluster.admin_backend import ControllerAdmin
+from nori_cluster.cluster.events import EventLog
 from nori_cluster.cluster.reconcile import GroupRecord, Phase, to_start
 from nori_cluster.cluster.router_keeper import RouterHandle, RouterKeeper, RouterProcess
 from nori_cluster.cluster.worker_group import WorkerGroup
@@ -26,6 +27,7 @@ from nori_cluster.rpc.tasks import background
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
+GONE_SECONDS = 10.0  # for the processes of a lost group to end
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +57,11 @@ class Controller:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of each group's newest incarnation
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
+        self._draining: set[str] = set()
         self._admin: admin.AdminServer | None = None
         self._first_error: NoriError | None = None
         self._changed = asyncio.Event()
+        self.events = EventLog()
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -75,6 +79,7 @@ class Controller:
         while True:
             for name in to_start(self._names, self.records, time.monotonic()):
                 self.records[name].started()
+                self._tell(self.records[name], "starting")
                 self._tasks[name] = background(self._supervise(name), f"supervising {name}")
             await asyncio.sleep(TICK_SECONDS)
 
@@ -96,6 +101,7 @@ class Controller:
             await group.start()
             record.became_ready(time.monotonic())
             self._changed.set()
+            self._tell(record, "ready", f"serves at {group.address}")
             log.info("group %s is ready at %s", name, group.address)
             reason = await group.watch()
         except Exception as error:  # whatever it was, the group is lost and its place must come free
@@ -106,20 +112,33 @@ class Controller:
                 known = error if isinstance(error, NoriError) else EngineFailure(f"{name} did not start: {reason}")
                 self._first_error = self._first_error or known
         finally:
-            self._end(record, group, reason)
+            await self._end(record, group, reason)
 
-    def _end(self, record: GroupRecord, group: WorkerGroup, reason: str) -> None:
+    async def _end(self, record: GroupRecord, group: WorkerGroup, reason: str) -> None:
         """Every process of the incarnation is ended; its place is free for the next."""
         record.failed(reason, time.monotonic())
+        self._draining.discard(record.name)  # the next incarnation takes work
         if not self._stopping:
             log.warning("group %s, incarnation %d, is lost: %s", record.name, record.incarnation, reason)
+            self._tell(record, "lost", reason)
         try:
             group.kill()
+            if not self._stopping and not await group.gone(GONE_SECONDS):
+                log.error("processes of group %s live on after %g s", record.name, GONE_SECONDS)
         except Exception:
             log.exception("group %s could not be ended", record.name)
-        del self.groups[record.name]
-        record.gone()
-        self._changed.set()
+        finally:
+            del self.groups[record.name]
+            record.gone()
+            self._changed.set()
+        if record.phase is Phase.GIVEN_UP:
+            log.error("group %s failed %d times in a row and stays down", record.name, record.failures)
+            self._tell(
+                record, "given up", f"{record.failures} failures in a row; `nori resume {record.name}` tries again"
+            )
+
+    def _tell(self, record: GroupRecord, kind: str, message: str = "") -> None:
+        self.events.add(kind, record.name, record.incarnation, message)
 
     async def stop(self, drain_timeout: float) -> None:
         """End everything: groups drained for at most so many seconds and stopped in order, then the router."""
@@ -162,11 +181,28 @@ class Controller:
         if name not in self.records:
             raise NotFound(f"no worker group {name!r}; there are: {', '.join(self._names)}", param="name")
         if self.records[name].phase is not Phase.READY:
-            raise Overloaded(f"worker group {name!r} is {self.records[name].phase.value}; drain it when it is ready")
+            raise Overloaded(f"worker group {name!r} is {self.records[name].phase.value}; try again when it is ready")
 
     async def drain(self, name: str, grace: float) -> int:
         """No new work for a group; returns the sequences left after `grace` seconds. EngineFailure when it is lost."""
         self.check_drainable(name)
         group = self.groups[name]
         await self._router.set_draining(name, True)
-        return await group.drain(grace)
+        self._draining.add(name)
+        self._tell(self.records[name], "draining", f"at most {grace:g} s")
+        others = [n for n, r in self.records.items() if r.phase is Phase.READY and n not in self._draining]
+        left = await group.drain(grace, bool(others))
+        if name in self._draining:
+            self._tell(self.records[name], "drained", f"{left} sequences left" if left else "")
+        return left
+
+    async def resume(self, name: str) -> None:
+        """Undo a drain, or start a group again that was given up. NotFound, Overloaded (not up), EngineFailure."""
+        if name in self.records and self.records[name].phase is Phase.GIVEN_UP:
+            self.records[name].retry()
+            return
+        self.check_drainable(name)
+        await self.groups[name].resume()
+        await self._router.set_draining(name, False)
+        self._draining.discard(name)
+        self._tell(self.records[name], "resumed")

@@ -23,6 +23,8 @@ from nori_cluster.worker.channel import Listener, RingExecutor
 
 log = logging.getLogger(__name__)
 
+HAND_OVER_SECONDS = 5.0
+
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """pids: of the ranks, in order. open_sequences: accepted and not ended."""
@@ -85,16 +87,35 @@ class EngineProcess:
             open_sequences=self._server.open_sequences,
         )
 
-    async def drain(self, timeout: float) -> int:
-        """Take no new sequences, wait for those that run; returns how many are left after `timeout` seconds."""
+    async def drain(self, timeout: float, hand_over: bool = False) -> int:
+        """Take no new sequences, wait for those that run; returns how many are left after `timeout` seconds.
+
+        hand_over: what is left then is given up, to go on in other groups.
+        """
         assert self._server is not None
         assert self._registrar is not None
         self._server.draining = True
         self._registrar.changed()
+        left = await self._emptied(timeout)
+        if left and hand_over and self._server.draining:
+            self._server.hand_over()
+            left = await self._emptied(HAND_OVER_SECONDS)
+        return left
+
+    async def _emptied(self, timeout: float) -> int:
+        """Waits for open sequences to end, but not once the drain was undone."""
+        assert self._server is not None
         deadline = time.monotonic() + timeout
-        while self._server.open_sequences and time.monotonic() < deadline:
+        while self._server.open_sequences and self._server.draining and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         return self._server.open_sequences
+
+    async def resume(self) -> None:
+        """Take new sequences again."""
+        assert self._server is not None
+        assert self._registrar is not None
+        self._server.draining = False
+        self._registrar.changed()
 
     async def stop(self) -> None:
         """Leave the router's table, then end every stream and the step thread; the workers see the hang-up."""

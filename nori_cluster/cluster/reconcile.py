@@ -8,6 +8,7 @@ import msgspec
 FIRST_BACKOFF = 0.5  # seconds before the first replacement; doubles with each failure in a row
 LONGEST_BACKOFF = 30.0
 STEADY = 60.0  # a group that was ready for so long starts afresh with its backoff
+MAX_FAILURES = 10  # in a row: then the group stays down until somebody resumes it
 
 
 class Phase(Enum):
@@ -15,6 +16,7 @@ class Phase(Enum):
     STARTING = "starting"
     READY = "ready"
     STOPPING = "stopping"
+    GIVEN_UP = "given up"
 
 
 class GroupRecord(msgspec.Struct, kw_only=True):
@@ -46,7 +48,13 @@ class GroupRecord(msgspec.Struct, kw_only=True):
         self.last_failure = reason
 
     def gone(self) -> None:
-        self.phase = Phase.ABSENT
+        """Its processes have ended. A crash loop stops here."""
+        self.phase = Phase.ABSENT if self.failures < MAX_FAILURES else Phase.GIVEN_UP
+
+    def retry(self) -> None:
+        """Somebody asks for a group that was given up."""
+        assert self.phase is Phase.GIVEN_UP
+        self.phase, self.failures, self.failed_at = Phase.ABSENT, 0, None
 
     def start_at(self) -> float:
         """When the next incarnation may start."""

@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from nori_cluster.cluster import processes
 from nori_cluster.cluster.actors import expected
 from nori_cluster.cluster.engine_process import EngineProcess, EngineStatus
 from nori_cluster.cluster.rank_actor import RankActor
@@ -18,6 +19,8 @@ from nori_cluster.config import GroupConfig
 from nori_cluster.errors import EngineFailure
 
 log = logging.getLogger(__name__)
+
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 class WorkerGroup:
@@ -98,7 +101,10 @@ class WorkerGroup:
 
     async def watch(self) -> str:
         """Returns why the group is lost, once any of its processes ended."""
-        names = {asyncio.ensure_future(_ended(self._engine.watch.remote())): "engine process"}
+        names = {
+            asyncio.ensure_future(_ended(self._engine.watch.remote())): "engine process",
+            asyncio.ensure_future(self._silence()): f"engine process (pid {self.engine_pid})",
+        }
         for rank, serving in enumerate(self._serving):
             names[asyncio.ensure_future(_ended(serving))] = f"rank {rank}"
         done, pending = await asyncio.wait(names, return_when="FIRST_COMPLETED")
@@ -106,10 +112,31 @@ class WorkerGroup:
             task.cancel()
         return "; ".join(f"{names[task]}: {task.result()}" for task in names if task in done)
 
-    async def drain(self, timeout: float) -> int:
-        """Sequences left after at most `timeout` seconds without new ones. EngineFailure when the group is lost."""
+    async def _silence(self) -> str:
+        """Returns once the engine process answers no more (stopped, or its loop is stuck)."""
+        limit = self.config.parallel.beat_timeout
+        while True:
+            try:
+                async with asyncio.timeout(limit):
+                    await self._engine.status.remote()
+            except TimeoutError:
+                return f"gave no answer for {limit:g} s"
+            except RayError as error:
+                return expected(error).message
+            await asyncio.sleep(limit / 5)
+
+    async def resume(self) -> None:
+        """Take new work again after a drain. EngineFailure when the group is lost."""
         try:
-            left: int = await self._engine.drain.remote(timeout)
+            await self._engine.resume.remote()
+        except RayError as error:
+            raise expected(error, "the engine process") from error
+
+    async def drain(self, timeout: float, hand_over: bool = False) -> int:
+        """Sequences left after at most `timeout` seconds without new ones; hand_over: they move to other groups then.
+        EngineFailure when the group is lost."""
+        try:
+            left: int = await self._engine.drain.remote(timeout, hand_over)
         except RayError as error:
             raise expected(error, "the engine process") from error
         return left
@@ -121,12 +148,28 @@ class WorkerGroup:
                 await self._engine.stop.remote()
 
     def kill(self) -> None:
-        """End every process and give the placement group back. Safe in any state."""
+        """End every process and give the placement group back. Safe in any state.
+
+        Ray asks a process to end; a stopped one would not hear it, so those of this host are killed as well.
+        """
         for actor in [self._engine, *self._ranks]:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
+        processes.end(self._local_pids(), 0.0)
         if self._placement is not None:
             remove_placement_group(self._placement)
+
+    async def gone(self, timeout: float) -> bool:
+        """Whether every process has ended within `timeout` seconds: only then is its memory free for another."""
+        deadline = time.monotonic() + timeout
+        while any(map(processes.is_alive, self._local_pids())):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    def _local_pids(self) -> list[int]:
+        return [pid for pid in (self.engine_pid, *self.pids) if pid] if self.host in LOCAL_HOSTS else []
 
 
 async def _ended(reference: Any) -> str:

@@ -45,8 +45,8 @@ class EngineCore:
     def submit(self, request: SequenceRequest, now: float) -> None:
         self.scheduler.submit(request, now)
 
-    def abort(self, key: int) -> None:
-        self.scheduler.abort(key)
+    def abort(self, key: int, retryable: bool = False) -> None:
+        self.scheduler.abort(key, retryable)
 
     def check(self) -> None:
         """While idle: EngineFailure when a worker is lost."""

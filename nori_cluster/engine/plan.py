@@ -45,6 +45,7 @@ class FinishNews(NamedTuple):
     error: str = ""
     accepted_drafts: int = 0
     proposed_drafts: int = 0
+    retryable: bool = False  # given up by this group: it may go on in another
 
 
 class StepDeltas(msgspec.Struct):

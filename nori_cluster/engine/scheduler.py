@@ -91,11 +91,11 @@ class Scheduler:
             return root(request.cache_salt)
         return None if request.siblings is None else root(b"siblings %d " % request.siblings + request.cache_salt)
 
-    def abort(self, key: int) -> None:
+    def abort(self, key: int, retryable: bool = False) -> None:
         """End a sequence; its finish (CANCELLED) comes with the next deltas. No-op when it has ended."""
         sequence = self._sequences.get(key)
         if sequence is not None:
-            self._end(sequence, FinishNews(key, FinishReason.CANCELLED))
+            self._end(sequence, FinishNews(key, FinishReason.CANCELLED, retryable=retryable))
 
     @property
     def has_work(self) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from nori_cluster.errors import ClientError, ConfigError, NoriError, NotFound, Unimplemented, UnsupportedParameter
 from nori_cluster.rpc import convert, status
 from nori_cluster.rpc import convert_admin as shapes
-from nori_cluster.rpc.admin_types import AdminBackend, ClusterStatus, GroupInfo, OperationInfo
+from nori_cluster.rpc.admin_types import AdminBackend, ClusterStatus, EventInfo, GroupInfo, OperationInfo
 from nori_cluster.rpc.generated.nori.admin.v1 import admin_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.admin.v1 import admin_service_pb2_grpc as pb_grpc
 from nori_cluster.rpc.grpc_types import Context
@@ -131,8 +131,24 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
             raise NotFound(f"no operation {name!r}", param="name")
         return operation
 
+    @_answered
+    async def ResumeWorkerGroup(
+        self, request: pb.ResumeWorkerGroupRequest, context: Context
+    ) -> pb.ResumeWorkerGroupResponse:
+        group = await self._backend.resume(shapes.bare(request.name, shapes.GROUPS))
+        return pb.ResumeWorkerGroupResponse(worker_group=shapes.group_to_pb(group))
+
+    async def StreamClusterEvents(
+        self, request: pb.StreamClusterEventsRequest, context: Context
+    ) -> AsyncIterator[pb.StreamClusterEventsResponse]:
+        if request.past_only:
+            for event in self._backend.past_events(request.after_sequence):
+                yield shapes.event_to_pb(event)
+            return
+        async for event in self._backend.follow_events(request.after_sequence):
+            yield shapes.event_to_pb(event)
+
     ScaleModel = _planned("ScaleModel")
-    ResumeWorkerGroup = _planned("ResumeWorkerGroup")
     LoadAdapter = _planned("LoadAdapter")
     UnloadAdapter = _planned("UnloadAdapter")
     ListAdapters = _planned("ListAdapters")
@@ -140,7 +156,6 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     GetRoutingPolicy = _planned("GetRoutingPolicy")
     UpdateRoutingPolicy = _planned("UpdateRoutingPolicy")
     CancelOperation = _planned("CancelOperation")
-    StreamClusterEvents = _planned("StreamClusterEvents")
 
 
 class AdminServer:
@@ -212,6 +227,20 @@ class AdminClient:
             request_id=request_id,
         )
         return shapes.operation_from_pb(self._call(self._stub.DrainWorkerGroup, request).operation)
+
+    def resume(self, group: str) -> GroupInfo:
+        """Undo a drain, or start a group again that was given up."""
+        request = pb.ResumeWorkerGroupRequest(name=shapes.GROUPS + group)
+        return shapes.group_from_pb(self._call(self._stub.ResumeWorkerGroup, request).worker_group)
+
+    def events(self, after: int = 0, follow: bool = False) -> Iterator[EventInfo]:
+        """What happened to groups, oldest first; follow: does not end, new events come as they happen."""
+        request = pb.StreamClusterEventsRequest(after_sequence=after, past_only=not follow)
+        try:
+            for reply in self._stub.StreamClusterEvents(request, timeout=None if follow else self._timeout):
+                yield shapes.event_from_pb(reply)
+        except grpc.RpcError as error:
+            raise status.error_of(error.code(), error.details() or "", error.trailing_metadata()) from error
 
     def get_operation(self, name: str) -> OperationInfo:
         request = pb.GetOperationRequest(name=shapes.OPERATIONS + name)

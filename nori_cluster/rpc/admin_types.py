@@ -3,7 +3,7 @@
 Names are bare here; the wire's resource names ("workerGroups/x") are made by convert_admin. Times are unix seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -82,6 +82,17 @@ class OperationInfo(msgspec.Struct, frozen=True, kw_only=True):
     ended: float = 0.0
 
 
+class EventInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a group. kind: starting, ready, lost, given up, draining, drained, resumed."""
+
+    sequence: int
+    time: float
+    kind: str
+    group: str
+    incarnation: int
+    message: str = ""
+
+
 class AdminBackend(Protocol):
     """What the AdminServicer needs. Errors are NoriErrors (NotFound for an unknown group)."""
 
@@ -93,3 +104,11 @@ class AdminBackend(Protocol):
         """Start a drain and return at once. grace: seconds for running sequences, None = the configured time."""
 
     async def get_operation(self, name: str) -> OperationInfo | None: ...
+
+    async def resume(self, group: str) -> GroupInfo:
+        """Take new work again after a drain, or start again after a crash loop."""
+
+    def past_events(self, after: int) -> Sequence[EventInfo]: ...
+
+    def follow_events(self, after: int) -> AsyncIterator[EventInfo]:
+        """Past ones, then new ones as they come."""

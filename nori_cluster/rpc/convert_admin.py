@@ -6,6 +6,7 @@ from nori_cluster.errors import ClientError
 from nori_cluster.routing.base import GroupState
 from nori_cluster.rpc.admin_types import (
     ClusterStatus,
+    EventInfo,
     GatewayInfo,
     GroupInfo,
     LoadInfo,
@@ -164,4 +165,23 @@ def operation_from_pb(value: pb.Operation) -> OperationInfo:
         error_message=value.error_message,
         created=unix(value.create_time),
         ended=unix(value.end_time),
+    )
+
+
+def event_to_pb(value: EventInfo) -> pb.StreamClusterEventsResponse:
+    event = pb.GroupEvent(
+        name=GROUPS + value.group, incarnation=value.incarnation, kind=value.kind, message=value.message
+    )
+    return pb.StreamClusterEventsResponse(sequence=value.sequence, event_time=timestamp(value.time), group_event=event)
+
+
+def event_from_pb(value: pb.StreamClusterEventsResponse) -> EventInfo:
+    event = value.group_event
+    return EventInfo(
+        sequence=value.sequence,
+        time=unix(value.event_time),
+        kind=event.kind,
+        group=event.name.removeprefix(GROUPS),
+        incarnation=event.incarnation,
+        message=event.message,
     )

@@ -137,6 +137,7 @@ def _step_output(
                 error_message=finish.error,
                 accepted_draft_tokens=finish.accepted_drafts,
                 proposed_draft_tokens=finish.proposed_drafts,
+                retryable=finish.retryable,
             )
     return output
 
@@ -207,6 +208,10 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
     def open_sequences(self) -> int:
         """Sequences not yet reported as ended."""
         return sum(len(session.live) for session in self._sessions.values())
+
+    def hand_over(self) -> None:
+        """Give up every open sequence; their gateways go on with them in other groups."""
+        self._engine.abort([key for session in self._sessions.values() for key in session.live], retryable=True)
 
     # -- from the step thread ---------------------------------------------------------------------------------------
 

@@ -76,9 +76,9 @@ class EngineThread:
         """Any thread. The answer is a Submitted through `deliver`."""
         self._post(lambda: self._submit(requests))
 
-    def abort(self, keys: Sequence[int]) -> None:
-        """Any thread. Each key that still lives ends with a FinishNews."""
-        self._post(lambda: self._abort(keys))
+    def abort(self, keys: Sequence[int], retryable: bool = False) -> None:
+        """Any thread. Each key that still lives ends with a FinishNews. retryable: it may go on in another group."""
+        self._post(lambda: self._abort(keys, retryable))
 
     @property
     def load(self) -> Load:
@@ -127,9 +127,9 @@ class EngineThread:
                 accepted.append(request.key)
         return Submitted(accepted, refused)
 
-    def _abort(self, keys: Sequence[int]) -> None:
+    def _abort(self, keys: Sequence[int], retryable: bool) -> None:
         for key in keys:
-            self._core.abort(key)
+            self._core.abort(key, retryable)
 
     def _measure(self) -> None:
         scheduler, now = self._core.scheduler, time.monotonic()

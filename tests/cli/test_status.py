@@ -108,6 +108,20 @@ def test_a_wrong_address_is_usage(address: str) -> None:
     assert main(["status", "--admin", address]) == 2
 
 
+def test_resume_and_events(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", "tiny-0", "--admin", address]) == 0
+    assert capsys.readouterr().out == "tiny-0 is busy\n"
+    assert main(["resume", "nobody", "--admin", address]) == 1
+    assert "there is no group" in capsys.readouterr().err
+    assert main(["events", "--admin", address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("tiny-1 #2  lost      rank 1 (pid 7) is gone")
+    assert lines[1].endswith("tiny-1 #2  starting")
+    assert main(["events", "--json", "--admin", address]) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (first["kind"], first["group"], first["incarnation"]) == ("lost", "tiny-1", 2)
+
+
 def test_drain_waits(address: str, backend: FakeAdminBackend, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drain", "tiny-0", "--grace", "1.5", "--admin", address]) == 0
     assert backend.drains == [("tiny-0", 1.5)]

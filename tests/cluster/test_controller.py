@@ -47,7 +47,7 @@ class FakeRouter:
 
     async def set_draining(self, group_id: str, draining: bool) -> bool:
         await self.snapshot()
-        self.world.journal.append(f"router drains {group_id}")
+        self.world.journal.append(f"router {'drains' if draining else 'resumes'} {group_id}")
         return True
 
     def kill(self) -> None:
@@ -79,8 +79,14 @@ class FakeGroup:
     async def watch(self) -> str:
         return await self.lost
 
-    async def drain(self, timeout: float) -> int:
-        self.world.journal.append(f"drain {self.name}")
+    async def resume(self) -> None:
+        self.world.journal.append(f"resume {self.name}")
+
+    async def gone(self, timeout: float) -> bool:
+        return True
+
+    async def drain(self, timeout: float, hand_over: bool = False) -> int:
+        self.world.journal.append(f"drain {self.name}" + " and hand over" * hand_over)
         if timeout < 1.0:
             return 3
         return await self.drains
@@ -180,6 +186,44 @@ async def test_the_first_start_of_any_group_that_fails_is_told(
         await until(ready(made, 2))  # the place is not lost: launch decides
 
 
+async def test_a_crash_loop_ends_until_somebody_resumes_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "LONGEST_BACKOFF", 0.02)
+    world = World()
+    async with controller(world) as made:
+        world.failures["m-0"] = [EngineFailure("no memory")] * (reconcile.MAX_FAILURES - 1)
+        world.newest("m-0").die()
+        await until(lambda: made.records["m-0"].phase is Phase.GIVEN_UP)
+        assert made.records["m-0"].incarnation == reconcile.MAX_FAILURES
+        await asyncio.sleep(0.1)
+        assert made.records["m-0"].phase is Phase.GIVEN_UP
+        admin = ControllerAdmin(made)
+        last = admin.past_events(0)[-1]
+        assert (last.kind, last.group) == ("given up", "m-0")
+        assert [event.message for event in admin.past_events(0) if event.kind == "lost"][-1] == "no memory"
+        await admin.resume("m-0")
+        await until(ready(made, 2))
+        assert made.records["m-0"].failures == 0
+
+
+async def test_events_are_followed_live() -> None:
+    world = World()
+    async with controller(world) as made:
+        admin, seen = ControllerAdmin(made), []
+
+        async def follow() -> None:
+            async for event in admin.follow_events(0):
+                seen.append((event.sequence, event.group, event.kind, event.message))
+
+        task = asyncio.create_task(follow())
+        await until(lambda: len(seen) == 4)
+        world.newest("m-1").die("rank 1 (pid 7) is gone; it is in step 12")
+        await until(lambda: len(seen) == 7)
+        task.cancel()
+        assert [number for number, *_ in seen] == list(range(1, 8))
+        assert [kind for _, _, kind, _ in seen[4:]] == ["lost", "starting", "ready"]
+        assert seen[4][3] == "rank 1 (pid 7) is gone; it is in step 12"
+
+
 async def test_a_group_that_cannot_be_ended_does_not_block_its_place() -> None:
     world = World()
     world.kill_fails = True
@@ -271,7 +315,15 @@ async def test_drains_end_as_operations() -> None:
         world.newest("m-1").drains.set_result(0)
         done = await ended(admin, await admin.drain("m-1", None))
         assert (done.error_code, done.error_message) == (0, "")
-        assert world.journal == ["router drains m-0", "drain m-0", "router drains m-1", "drain m-1"]
+        assert world.journal == [
+            "router drains m-0", "drain m-0 and hand over", "router drains m-1", "drain m-1",
+        ]  # fmt: skip
+        await admin.resume("m-0")
+        assert world.journal[-2:] == ["resume m-0", "router resumes m-0"]
+        kinds = [(event.group, event.kind) for event in admin.past_events(0)]
+        assert kinds[-5:] == [
+            ("m-0", "draining"), ("m-0", "drained"), ("m-1", "draining"), ("m-1", "drained"), ("m-0", "resumed"),
+        ]  # fmt: skip
         with pytest.raises(NotFound, match="there are: m-0, m-1"):
             await admin.drain("m-9", None)
         assert await admin.get_operation("drain-m-9-1") is None
@@ -282,12 +334,12 @@ async def test_the_drain_of_a_group_that_dies_ends_with_an_error() -> None:
     async with controller(world) as made:
         admin = ControllerAdmin(made)
         operation = await admin.drain("m-0", 30.0)
-        await until(lambda: "drain m-0" in world.journal)
+        await until(lambda: any("drain m-0" in entry for entry in world.journal))
         world.slow = {"m-0"}
         world.newest("m-0").die()
         assert (await ended(admin, operation)).error_message == "the engine process died"
         await until(lambda: made.records["m-0"].phase is Phase.STARTING)
-        with pytest.raises(Overloaded, match="starting; drain it when it is ready"):
+        with pytest.raises(Overloaded, match="starting; try again when it is ready"):
             await admin.drain("m-0", 30.0)
 
 

@@ -1,11 +1,14 @@
 """A cluster as the admin plane shows it: two groups of one model, and drains that take a moment."""
 
+from collections.abc import AsyncIterator
+
 import msgspec
 
 from nori_cluster.errors import NotFound
 from nori_cluster.routing.base import GroupState
 from nori_cluster.rpc.admin_types import (
     ClusterStatus,
+    EventInfo,
     GatewayInfo,
     GroupInfo,
     LoadInfo,
@@ -59,6 +62,26 @@ class FakeAdminBackend:
             raise NotFound(f"there is no group {group!r}")
         self.drains.append((group, grace))
         return OperationInfo(name=f"drain-{group}", method="DrainWorkerGroup")
+
+    async def resume(self, group: str) -> GroupInfo:
+        for known in self.groups:
+            if known.name == group:
+                return known
+        raise NotFound(f"there is no group {group!r}")
+
+    def past_events(self, after: int) -> list[EventInfo]:
+        lost = EventInfo(
+            sequence=1, time=1.0, kind="lost", group="tiny-1", incarnation=2, message="rank 1 (pid 7) is gone"
+        )
+        return [
+            event
+            for event in (lost, msgspec.structs.replace(lost, sequence=2, kind="starting", message=""))
+            if event.sequence > after
+        ]
+
+    async def follow_events(self, after: int) -> AsyncIterator[EventInfo]:
+        for event in self.past_events(after):
+            yield event
 
     async def get_operation(self, name: str) -> OperationInfo | None:
         self.looks += 1

@@ -13,6 +13,7 @@ from nori_cluster.routing.base import GroupState
 from nori_cluster.rpc import admin, status
 from nori_cluster.rpc.admin_types import (
     ClusterStatus,
+    EventInfo,
     GatewayInfo,
     GroupInfo,
     LoadInfo,
@@ -48,6 +49,11 @@ class FakeAdmin:
         ]
         self.operations: dict[str, OperationInfo] = {}
         self.drained: list[tuple[str, float | None]] = []
+        self.resumed: list[str] = []
+        self.events = [
+            EventInfo(sequence=4, time=1.5, kind="lost", group="g0", incarnation=2, message="rank 1 is gone"),
+            EventInfo(sequence=5, time=2.5, kind="starting", group="g0", incarnation=3),
+        ]
 
     async def get_status(self) -> ClusterStatus:
         model = ModelInfo(model="m", desired_groups=3, ready_groups=2, load=LOAD)
@@ -72,6 +78,23 @@ class FakeAdmin:
 
     async def get_operation(self, name: str) -> OperationInfo | None:
         return self.operations.get(name)
+
+    async def resume(self, group: str) -> GroupInfo:
+        found = [info for info in self.groups if info.name == group]
+        if not found:
+            raise NotFound(f"no worker group {group!r}", param="name")
+        self.resumed.append(group)
+        return found[0]
+
+    def past_events(self, after: int) -> Sequence[EventInfo]:
+        return [event for event in self.events if event.sequence > after]
+
+    async def follow_events(self, after: int) -> AsyncIterator[EventInfo]:
+        for event in self.past_events(after):
+            yield event
+        await asyncio.sleep(0.1)
+        yield EventInfo(sequence=9, time=3.0, kind="ready", group="g0", incarnation=3)
+        await asyncio.sleep(3600)
 
 
 class Plane:
@@ -157,16 +180,30 @@ async def test_errors_arrive_as_what_they_were() -> None:
         await p.call(lambda c: c.get_status())
 
 
+async def test_resume_and_events() -> None:
+    async with plane() as there:
+        assert (await there.call(lambda client: client.resume("g1"))).name == "g1"
+        assert there.backend.resumed == ["g1"]
+        with pytest.raises(NotFound):
+            await there.call(lambda client: client.resume("nobody"))
+        assert await there.call(lambda client: list(client.events())) == there.backend.events
+        assert [e.sequence for e in await there.call(lambda client: list(client.events(after=4)))] == [5]
+
+        def three(client: admin.AdminClient) -> list[int]:
+            stream = client.events(follow=True)
+            return [next(stream).sequence for _ in range(3)]
+
+        assert await there.call(three) == [4, 5, 9]
+
+
 async def test_planned_calls_say_so() -> None:
     async with plane() as p, grpc.aio.insecure_channel(f"127.0.0.1:{p.port}") as channel:
         stub = pb_grpc.AdminServiceStub(channel)
-        unary = ("ScaleModel", "ResumeWorkerGroup", "LoadAdapter", "UnloadAdapter", "ListAdapters", "ReloadWeights")
+        unary = ("ScaleModel", "LoadAdapter", "UnloadAdapter", "ListAdapters", "ReloadWeights")
         for name in (*unary, "GetRoutingPolicy", "UpdateRoutingPolicy", "CancelOperation"):
             with pytest.raises(grpc.aio.AioRpcError, match=f"{name} is planned") as caught:
                 await getattr(stub, name)(getattr(pb, f"{name}Request")())
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        with pytest.raises(grpc.aio.AioRpcError, match="StreamClusterEvents is planned"):
-            await stub.StreamClusterEvents(pb.StreamClusterEventsRequest()).read()
         with pytest.raises(grpc.aio.AioRpcError, match="workerGroups/"):
             await stub.GetWorkerGroup(pb.GetWorkerGroupRequest(name="g1"))
         with pytest.raises(grpc.aio.AioRpcError, match="must not be negative"):

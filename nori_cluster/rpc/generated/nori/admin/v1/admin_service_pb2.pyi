@@ -436,21 +436,37 @@ class CancelOperationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class StreamClusterEventsRequest(_message.Message):
-    __slots__ = ("after_sequence",)
+    __slots__ = ("after_sequence", "past_only")
     AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PAST_ONLY_FIELD_NUMBER: _ClassVar[int]
     after_sequence: int
-    def __init__(self, after_sequence: _Optional[int] = ...) -> None: ...
+    past_only: bool
+    def __init__(self, after_sequence: _Optional[int] = ..., past_only: _Optional[bool] = ...) -> None: ...
 
 class StreamClusterEventsResponse(_message.Message):
-    __slots__ = ("sequence", "event_time", "worker_group_changed", "operation_changed", "routing_policy_changed")
+    __slots__ = ("sequence", "event_time", "worker_group_changed", "operation_changed", "routing_policy_changed", "group_event")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
     WORKER_GROUP_CHANGED_FIELD_NUMBER: _ClassVar[int]
     OPERATION_CHANGED_FIELD_NUMBER: _ClassVar[int]
     ROUTING_POLICY_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_EVENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     event_time: _timestamp_pb2.Timestamp
     worker_group_changed: WorkerGroup
     operation_changed: Operation
     routing_policy_changed: RoutingPolicy
-    def __init__(self, sequence: _Optional[int] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., worker_group_changed: _Optional[_Union[WorkerGroup, _Mapping]] = ..., operation_changed: _Optional[_Union[Operation, _Mapping]] = ..., routing_policy_changed: _Optional[_Union[RoutingPolicy, _Mapping]] = ...) -> None: ...
+    group_event: GroupEvent
+    def __init__(self, sequence: _Optional[int] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., worker_group_changed: _Optional[_Union[WorkerGroup, _Mapping]] = ..., operation_changed: _Optional[_Union[Operation, _Mapping]] = ..., routing_policy_changed: _Optional[_Union[RoutingPolicy, _Mapping]] = ..., group_event: _Optional[_Union[GroupEvent, _Mapping]] = ...) -> None: ...
+
+class GroupEvent(_message.Message):
+    __slots__ = ("name", "incarnation", "kind", "message")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: int
+    kind: str
+    message: str
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
