@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: help run test check check-fast types bench bench-host numerics long-walk schema-suite clean protos venv
+.PHONY: help run test check check-fast types bench bench-host bench-detokenizer numerics long-walk schema-suite clean protos venv
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make check-fast  format, lint, architecture'
 	@echo 'make bench-host  host cost of the engine without a model (`nori bench`, with clients, is planned)'
 	@echo 'make numerics    batch-invariant mode on the demo model: bits, cost, near ties without it (10 minutes)'
+	@echo 'make bench-detokenizer  microseconds per token from ids to text, with and without stop strings'
 	@echo 'make long-walk   a million steps of the engine'"'"'s random walk'
 	@echo 'make schema-suite  JSON schemas of public suites against the masks (ARGS="--suite FOLDER")'
 	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
@@ -60,6 +61,9 @@ bench-host: $(VENV)/installed-dev
 
 numerics: $(VENV)/installed-dev
 	PYTHONPATH=tests $(BIN)/python scripts/numerics.py $(ARGS)
+
+bench-detokenizer: $(VENV)/installed-dev
+	$(BIN)/python scripts/bench_detokenizer.py $(ARGS)
 
 long-walk: $(VENV)/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m engine.long_walk $(ARGS)

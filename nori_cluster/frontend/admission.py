@@ -22,6 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on one call, the same for HTTP and gRPC."""
 
     max_stop_strings: int = 16
+    max_stop_chars: int = 4096  # of one string: as much text may be held back
     max_stop_token_ids: int = 1024
     max_logprobs: int = 20  # also of prompt_logprobs
     max_bad_word_ids: int = 4096  # token sequences
@@ -111,6 +112,8 @@ def _check_stops(sampling: SamplingParams, vocab_size: int, limits: Limits) -> N
         raise ClientError(f"stop may hold at most {limits.max_stop_strings} strings", param="stop")
     if not all(sampling.stop):
         raise ClientError("stop strings must not be empty", param="stop")
+    if any(len(stop) > limits.max_stop_chars for stop in sampling.stop):
+        raise ClientError(f"a stop string may have at most {limits.max_stop_chars} characters", param="stop")
     if len(sampling.stop_token_ids) > limits.max_stop_token_ids:
         raise ClientError(f"stop_token_ids may hold at most {limits.max_stop_token_ids} ids", param="stop_token_ids")
     for id_ in sampling.stop_token_ids:

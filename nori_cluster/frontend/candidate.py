@@ -186,8 +186,10 @@ class Candidate:
 
     def _decode_matching(self, matcher: StopMatcher, ids: Sequence[int]) -> int:
         """Token by token, so that the one that completes a match is known. Returns how many tokens are kept."""
-        early = self._decode_plain(ids[: max(0, self._min_tokens - self.count)])
-        for position, token in enumerate(ids[early:], early):
+        early = 0
+        if self._min_tokens > self.count:
+            early = self._decode_plain(ids[: self._min_tokens - self.count])
+        for position, token in enumerate(ids[early:] if early else ids, early):
             text, matched = matcher.push(self._detokenizer.push((token,)))
             self._text += text
             if matched is not None:

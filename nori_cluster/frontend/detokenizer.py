@@ -17,6 +17,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
         self._bytes_of = tokenizer.table.bytes_of
+        self._text_of = tokenizer.table.text_of
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._pending = b""
         self._window = None if tokenizer.table.kind != "library" else _Window(tokenizer, skip_special)
@@ -25,6 +26,10 @@ class Detokenizer:
         """Text completed by these tokens; empty while a character is unfinished."""
         if self._window is not None:
             return self._window.push(ids)
+        if len(ids) == 1 and not self._pending:  # nearly always: 0.25 us instead of 0.5
+            text = self._text_of[ids[0]]
+            if text is not None:
+                return "" if ids[0] in self._skipped else text
         data = self._pending
         for id_ in ids:
             if id_ not in self._skipped:

@@ -17,11 +17,15 @@ SPACE = "▁"
 
 
 class TokenTable(msgspec.Struct, frozen=True):
-    """bytes_of[id]: empty for ids without a token. kind "library": bytes_of is a guess per token, good for display
-    only; the text comes from the library's decoder. strips_space: a whole text loses one leading space."""
+    """bytes_of[id]: empty for ids without a token. text_of[id]: the same as text, None where that takes other tokens.
+
+    kind "library": both are a guess per token, good for display only; the text comes from the library's decoder.
+    strips_space: a whole text loses one leading space.
+    """
 
     kind: Kind
     bytes_of: list[bytes]
+    text_of: list[str | None]
     strips_space: bool = False
 
 
@@ -39,7 +43,14 @@ def read_table(definition: str, vocab: Mapping[str, int], added: Mapping[int, An
     table = [b""] * size
     for text, id_ in vocab.items():
         table[id_] = added[id_].content.encode() if id_ in added else convert(text)
-    return TokenTable(kind, table, strips)
+    return TokenTable(kind, table, [_whole(data) for data in table], strips)
+
+
+def _whole(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _classify(decoder: Any) -> tuple[Kind, bool]:

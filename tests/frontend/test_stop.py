@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nori_cluster.frontend.stop import StopMatcher
+from nori_cluster.frontend.stop import StopMatcher, StopStrings
 
 pytestmark = pytest.mark.unit
 
@@ -69,3 +69,18 @@ def test_holds_back_nothing_it_need_not(pieces: list[str], stops: list[str]) -> 
 )
 def test_f04_pieces(pieces: list[str], stops: list[str], text: list[str], matched: str | None) -> None:
     assert run(pieces, stops, False) == (text, matched)
+
+
+@given(
+    pieces=st.lists(st.text("ab", max_size=4), max_size=12),
+    stops=st.lists(st.text("ab", min_size=60, max_size=90), min_size=1, max_size=3),
+    cut=st.integers(1, 60),
+)
+@settings(max_examples=200, deadline=None)
+def test_long_stop_strings_that_are_not_listed(pieces: list[str], stops: list[str], cut: int) -> None:
+    """The way without a list of prefixes gives the same: a text that nearly, then wholly, holds a stop string."""
+    stops = [stop * 3 for stop in stops]
+    assert StopStrings(stops).prefixes is None or sum(map(len, stops)) <= StopStrings.LISTED
+    text = [*pieces, stops[0][:-1], "c", stops[0][:cut], *stops[0][cut:]]
+    out, matched = run(text, stops, False)
+    assert ("".join(out), matched) == reference("".join(text), stops, False)

@@ -45,6 +45,7 @@ IDS = {f"ids {ids}": ids for ids in ([VOCAB_SIZE], [151645], [-1], [461168601842
         ({"prompt_logprobs": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"stop": [""]}, "stop"),
+        ({"stop": "x" * 4097}, "stop"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"min_tokens": 10**30}, "min_tokens"),
