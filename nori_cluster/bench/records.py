@@ -42,6 +42,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     input: Lengths = Lengths()
     output: Lengths = Lengths()
     shared_prefix: int = 0  # leading tokens that all prompts share
+    vocab_size: int = 32_000  # prompts are made of token ids from 100 to below this
     ignore_eos: bool = True
     sampling: dict[str, Any] = {}  # extra fields of the request body, e.g. temperature
     endpoint: Literal["completions", "chat", "grpc"] = "completions"
@@ -103,7 +104,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ttft from `due`; tpot = (last - first) / (tokens - 1) per request; itl between events, divided by their tokens.
     uncached_tok_s counts prompt tokens that no cache answered plus output. goodput: good requests per second, and their
     share. client_cpu: busy share of the client's processes; client_events_s: events they took per second.
-    steady: whether a steady state was found; then the window lies in it.
+    steady: whether a steady state was found; then it is the window, else the window is the whole run.
     """
 
     requests: int
@@ -130,3 +131,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     client_cpu: float
     client_events_s: float
     mismatched: int | None = None  # requests whose tokens differ from the reference run
+    run_s: float = 0.0  # the whole run: 0 to the last event; run_output_tok_s is over it, with ramp-up and tail
+    run_output_tok_s: float = 0.0
+    steady_rule: str = ""  # how the window was found, or why there is no steady state
+    send_lag: Percentiles | None = None  # sent - due: what the client itself was late, or waited for a connection
+    short_outputs: int = 0  # ended with fewer tokens than asked for although ignore_eos was set
+    client_cpus: list[float] = []  # busy share of each client process; client_cpu is the highest
