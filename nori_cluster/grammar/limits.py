@@ -11,6 +11,7 @@ MAX_NODES = 10_000  # subschemas in all, each $ref target counted once
 MAX_ENTRIES = 5_000  # enum entries in all, or choices
 MAX_REPETITION = 10_000  # product of nested bounded repetitions of a regex
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _JSON_BRACKETS = re.compile(r'"(?:\\.|[^"\\])*"|[\[{]|[\]}]', re.DOTALL)
 
 
@@ -22,7 +23,7 @@ def check_text(text: str) -> None:
     """Raises GrammarError for a text that is too long or is no Unicode text."""
     if len(text) > MAX_TEXT:
         raise GrammarError(f"is too long: {len(text)} characters, at most {MAX_TEXT}")
-    if any("\ud800" <= char <= "\udfff" for char in text):
+    if _SURROGATES.search(text):
         raise GrammarError("holds a lone UTF-16 surrogate")
 
 

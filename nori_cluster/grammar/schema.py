@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from nori_cluster.grammar import regex
+from nori_cluster.grammar.exclusive import Alternatives
 from nori_cluster.grammar.formats import FORMATS
 from nori_cluster.grammar.limits import MAX_DEPTH, MAX_ENTRIES, MAX_NODES, GrammarError
 
@@ -44,6 +45,7 @@ class Walk:
     def __init__(self, root: Any) -> None:
         self.root = root
         self.draft = draft_of(root)
+        self.alternatives = Alternatives(lambda ref: self._resolve(self._pointer(ref, ""), ref, ""), self.draft >= 2019)
         self.names: dict[str, str] = {"": "#"}
         self.pending: list[tuple[str, str, Any]] = []
         self.in_place: dict[str, set[str]] = {}  # $ref target → targets that apply to the same instance
@@ -72,6 +74,8 @@ class Walk:
             return schema
         if not isinstance(schema, dict):
             raise GrammarError(f"has {brief(schema)} at {show(path)}, where a schema (an object or a boolean) must be")
+        if self.draft < 2019 and "$ref" in schema:
+            schema = {"$ref": schema["$ref"]}  # older drafts ignore what stands beside it
         self._refuse(schema, path)
         return Node(self, schema, path, owner, depth).write()
 
@@ -113,6 +117,8 @@ class Walk:
 
     def _resolve(self, pointer: str, reference: str, path: str) -> Any:
         found = self.root
+        if not pointer:
+            return found
         for number, part in enumerate(pointer[1:].split("/")):
             key = part.replace("~1", "/").replace("~0", "~")
             if number and isinstance(found, dict) and isinstance(found.get("$id"), str):
@@ -150,10 +156,14 @@ class Node:
             seen_properties |= keyword == "properties"
             if keyword in IN_PLACE:
                 written = self._in_place(keyword, value)
-                if keyword == "oneOf" and literals_differ(written):  # which llguidance sees for strings only
-                    self.extra.append({"anyOf": written})
+                place = after if seen_properties else before
+                if keyword == "oneOf" and self.walk.alternatives.exclude_each_other(value):
+                    if "anyOf" in self.schema:
+                        self.extra.append({"anyOf": written})
+                    else:
+                        place["anyOf"] = written
                 else:
-                    (after if seen_properties else before)[keyword] = written
+                    place[keyword] = written
         for keyword in ("const", "enum"):
             if keyword in self.schema:
                 after[keyword] = self._literal(keyword, self.schema[keyword])
@@ -332,30 +342,6 @@ class Node:
         for entry in entries:
             check_literal(entry, keyword, self.path)
         return value
-
-
-def literals_differ(alternatives: list[Any]) -> bool:
-    """Whether each alternative is a const or enum and no value is in two of them."""
-    seen: set[str] = set()
-    for alternative in alternatives:
-        if not isinstance(alternative, dict) or not ("const" in alternative or "enum" in alternative):
-            return False
-        values = {canonical(value) for value in alternative.get("enum", [alternative.get("const")])}
-        if values & seen:
-            return False
-        seen |= values
-    return True
-
-
-def canonical(value: Any) -> str:
-    """Equal for values that JSON schema holds equal: 1 and 1.0, objects in any order."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(key)}:{canonical(value[key])}" for key in sorted(value)) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(canonical, value)) + "]"
-    return json.dumps(value)
 
 
 def check_literal(value: Any, keyword: str, path: str) -> None:

@@ -141,9 +141,60 @@ def test_one_dialect_is_written(schema: Any, written: Any) -> None:
 def test_one_of_distinct_literals_is_any_of() -> None:
     distinct = [{"const": 1, "title": "one"}, {"enum": [2, True, {"a": 1}]}]
     written = [{"const": 1}, {"enum": [2, True, {"a": 1}]}]
-    assert enforced({"oneOf": distinct}) == {"allOf": [{"anyOf": written}]}
+    assert enforced({"oneOf": distinct}) == {"anyOf": written}
+    assert enforced({"oneOf": distinct, "anyOf": [{}]}) == {"anyOf": [{}], "allOf": [{"anyOf": written}]}
     equal = [{"const": {"a": 1, "b": [2]}}, {"const": {"b": [2.0], "a": 1.0}}]
     assert enforced({"oneOf": equal}) == {"oneOf": equal}
+
+
+def tagged(kind: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"kind": kind}, "required": ["kind"], **more}
+
+
+A, B = tagged({"const": "a"}), tagged({"enum": ["b", "c"]})
+CLOSED = {"type": "object", "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "exclusive"),
+    [
+        ([{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}, {"type": "null"}], True),
+        ([{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/A"}], False),
+        ([{"$ref": "#/$defs/A"}, tagged({"type": "string"})], False),
+        ([{"$ref": "#/$defs/A"}, {"properties": {"kind": {"const": "b"}}, "required": ["kind"]}], True),
+        ([{"properties": {"kind": {"const": "a"}}, "required": ["kind"]}, B | {"type": ["object", "null"]}], False),
+        ([{"properties": A["properties"], "type": "object"}, {"properties": B["properties"], "type": "object"}], False),
+        ([{"properties": A["properties"], "type": "object"}, B], True),
+        ([{"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"x": {}}}]}, {"allOf": [B]}], True),
+        ([tagged({"$ref": "#/$defs/K", "enum": [1]}), tagged({"const": 2})], True),
+        ([CLOSED | {"required": ["x"]}, CLOSED | {"required": ["y"]}], True),
+        ([CLOSED | {"required": ["x"], "properties": {"x": {}, "y": {}}}, CLOSED | {"properties": {"x": {}}}], False),
+        ([CLOSED | {"required": ["x"]}, {"type": "object", "required": ["y"]}], True),
+        ([{"type": "object", "required": ["x"]}, {"type": "object", "required": ["y"]}], False),
+        ([{"type": "integer"}, {"type": "number"}], False),
+        ([{"type": "integer"}, {"type": ["string", "null"]}], True),
+        ([{"const": 1}, {"const": True}, {"const": 1.5}, {"enum": ["1", None]}], True),
+        ([{"const": 1}, {"const": 1.0}], False),
+        ([{"const": 1}, {"minimum": 0}], False),
+        ([True, {"type": "null"}], False),
+        ([True, False], True),
+        ([{"$ref": "#"}, {"type": "null"}], False),
+    ],
+)
+def test_one_of_is_any_of_where_alternatives_exclude_each_other(alternatives: list[Any], exclusive: bool) -> None:
+    schema = {"items": {"oneOf": alternatives}, "$defs": {"A": A, "B": B, "K": {"type": "integer"}}}
+    items: Any = enforced(schema)["items"]  # type: ignore[index]
+    assert set(items) == {"anyOf" if exclusive else "oneOf"}
+
+
+def test_keywords_beside_a_ref_do_not_tell_alternatives_apart_in_old_drafts() -> None:
+    any_kind = {"$ref": "#/definitions/any"}
+    schema = {"oneOf": [{**any_kind, "const": 1}, {**any_kind, "const": 2}], "definitions": {"any": {}}}
+    assert "anyOf" in enforced(schema)  # type: ignore[operator]
+    assert enforced(schema | {"$schema": "http://json-schema.org/draft-07/schema#"}) == {
+        "oneOf": [{"$ref": "#/$defs/r1"}, {"$ref": "#/$defs/r1"}],
+        "$defs": {"r1": {}},
+    }
 
 
 def test_unevaluated_beside_applicators_is_refused() -> None:
