@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
@@ -36,6 +37,7 @@ class CompilerProcess:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._child: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] | None = None  # ends the child, once; also when this object or Python ends
         self._buffer = b""
 
     def verdict(self, constraint: Constraint) -> str:
@@ -53,9 +55,9 @@ class CompilerProcess:
             return "cannot be compiled: it is too complex"
 
     def kill(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            end(child)
+        self._child = None
+        if self._end is not None:
+            self._end()
 
     def _start(self) -> None:
         self.kill()
@@ -63,7 +65,7 @@ class CompilerProcess:
         self._child = subprocess.Popen(
             _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        weakref.finalize(self, end, self._child)
+        self._end = weakref.finalize(self, end, self._child)
         try:
             self._send([self._tokenizer.definition, self._tokenizer.vocab_size, self._tokenizer.eos_token_ids])
             reason = self._receive(START_SECONDS)
