@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from nori_cluster.grammar import regex
 from nori_cluster.grammar.exclusive import Alternatives
+from nori_cluster.grammar.finite import has_finite_instance
 from nori_cluster.grammar.formats import FORMATS
 from nori_cluster.grammar.limits import MAX_DEPTH, MAX_ENTRIES, MAX_NODES, GrammarError
 
@@ -61,6 +62,8 @@ class Walk:
         check_progress(self.in_place)
         if definitions and isinstance(out, dict):
             out["$defs"] = definitions
+        if out is not False and not has_finite_instance(out):
+            raise GrammarError("can be met by no finite value: something required contains itself, or is false")
         return out
 
     def schema(self, schema: Any, path: str, owner: str | None, depth: int = 0) -> Schema:

@@ -252,6 +252,36 @@ def test_order_of_properties_is_that_of_the_schema() -> None:
     assert list(enforced(second)) == ["properties", "required", "allOf"]  # type: ignore[arg-type]
 
 
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "ends"),
+    [
+        (ENDLESS, False),
+        (ENDLESS | {"type": ["object", "null"]}, True),
+        (ENDLESS | {"required": []}, True),
+        ({"type": "array", "items": {"$ref": "#"}}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
+        ({"type": "array", "prefixItems": [True], "items": {"$ref": "#"}, "minItems": 1}, True),
+        ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}, False),
+        (
+            {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["a"]},
+            True,
+        ),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, False),
+        ({"$ref": "#/$defs/a", "$defs": {"a": ENDLESS | {"properties": {"a": {"$ref": "#/$defs/a"}}}}}, False),
+        ({"anyOf": [{"$ref": "#/$defs/a"}, {"const": 1}], "$defs": {"a": ENDLESS}}, True),
+    ],
+)
+def test_schemas_without_a_finite_instance_are_refused(schema: Any, ends: bool) -> None:
+    if ends:
+        enforced(schema)
+    else:
+        with pytest.raises(GrammarError, match="no finite value"):
+            enforced(schema)
+
+
 def test_caps() -> None:
     with pytest.raises(GrammarError, match="too many enum entries"):
         enforced({"properties": {str(i): {"enum": list(range(100))} for i in range(MAX_ENTRIES // 100 + 1)}})
