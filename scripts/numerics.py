@@ -52,7 +52,7 @@ Outputs = dict[int, list[int]]
 class Model:
     """One loaded worker; each run gets a scheduler of its own."""
 
-    def __init__(self, folder: Path, dtype: str, batch_invariant: bool) -> None:
+    def __init__(self, folder: Path, dtype: str, batch_invariant: bool, threads: int | None) -> None:
         self.executor: InlineExecutor
         self.spec: GroupSpec
         self.executor, self.spec = load_inline(
@@ -60,7 +60,7 @@ class Model:
                 model=ModelConfig(name="model", path=str(folder), dtype=dtype, max_model_len=2048),  # type: ignore[arg-type]
                 cache=CacheConfig(num_blocks=800),
                 scheduler=SchedulerConfig(max_num_seqs=32),
-                parallel=ParallelConfig(device="cpu"),
+                parallel=ParallelConfig(device="cpu", threads=threads),
                 numerics=NumericsConfig(batch_invariant=batch_invariant),
             )
         )
@@ -211,7 +211,7 @@ def score_gap(model: Model, request: SequenceRequest, one: list[int], other: lis
 
 
 def measure(folder: Path, options: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    models = {mode: Model(folder, dtype, mode) for mode in (False, True)}
+    models = {mode: Model(folder, dtype, mode, options.threads) for mode in (False, True)}
     load = Load(folder)
     result: dict[str, Any] = {"dtype": dtype, "bits": {}, "load": {}}
     for mode, model in models.items():
@@ -268,6 +268,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=30, help="try each n-th place to cut the sequence of 150 tokens")
     parser.add_argument("--singles", type=int, default=24, help="most tokens that one way computes one by one")
     parser.add_argument("--ranks", type=int, nargs="*", default=[3], help="tensor-parallel sizes to try")
+    parser.add_argument("--threads", type=int, help="torch threads; on a machine shared with others 1 is steadier")
     parser.add_argument("--save", type=Path, help="also write the JSON object to this file")
     options = parser.parse_args()
     folder, start = resolve(options.model), time.perf_counter()
@@ -279,7 +280,7 @@ def main() -> int:
         "commit": revision.stdout.strip(),
         "date": datetime.now(UTC).date().isoformat(),
         "model": options.model,
-        "machine": machine(),
+        "machine": machine() | {"threads": options.threads or len(os.sched_getaffinity(0))},
         "tensor_parallel": said,
         "results": [measure(folder, options, dtype) for dtype in options.dtypes],
         "seconds": 0.0,

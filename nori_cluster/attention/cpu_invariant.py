@@ -33,12 +33,12 @@ class Queries:
     tokens: torch.Tensor | slice  # which of T, sequence by sequence
     rows: int
     splits: int
-    mask: torch.Tensor  # float [rows, 1, last splits, m, split]: -inf where hidden, for the last splits only
+    mask: torch.Tensor  # float [last splits, rows, 1, m, split]: -inf where hidden, for the last splits only
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Pages of some sequences, [2 * rows * kv heads * blocks] in layer 0, and all queries that read them."""
+    """Pages of some sequences, [2 * splits * rows * kv heads * blocks of a split] in layer 0, and their readers."""
 
     pages: torch.Tensor
     rows: int
@@ -109,8 +109,8 @@ class CpuInvariantAttention:
                 yield self._bucket(batch, members[first : first + most], longest)
 
     def _bucket(self, batch: ForwardBatch, rows: NDArray[np.int64], splits: int) -> Gathered:
-        ends = torch.from_numpy(batch.context_lens[rows]).view(-1, 1, 1, 1, 1)
-        hidden = torch.arange(splits * self.split).view(1, 1, splits, 1, self.split) >= ends
+        ends = torch.from_numpy(batch.context_lens[rows]).view(-1, 1, 1, 1)
+        hidden = torch.arange(splits * self.split).view(splits, 1, 1, 1, self.split) >= ends
         whole = len(rows) == batch.num_rows == batch.num_tokens
         tokens = slice(0, len(rows)) if whole else torch.from_numpy(batch.query_starts[rows].astype(np.int64))
         queries = Queries(tokens, len(rows), splits, _mask(hidden))
@@ -126,10 +126,10 @@ class CpuInvariantAttention:
             places = torch.arange(first, last) - stop + context
             clear = int(places[0]) // self.split  # splits that every token of the tile sees whole
             splits = int(places[-1]) // self.split + 1
-            keys = torch.arange(clear * self.split, splits * self.split).view(-1, 1, self.split)
+            keys = torch.arange(clear * self.split, splits * self.split).view(-1, 1, 1, 1, self.split)
             hidden = keys > places.repeat_interleave(self.group).view(-1, 1)
-            hidden = pad(hidden, (0, 0, 0, -hidden.shape[1] % ROW_TILE))
-            tiles.append(Queries(slice(first, last), 1, splits, _mask(hidden[None, None])))
+            hidden = pad(hidden, (0, 0, 0, -hidden.shape[3] % ROW_TILE))
+            tiles.append(Queries(slice(first, last), 1, splits, _mask(hidden)))
         rows = np.array([row])
         return Gathered(self._page_index(batch, rows, -(-context // self.split)), 1, tuple(tiles))
 
@@ -140,16 +140,17 @@ class CpuInvariantAttention:
         tables = batch.block_tables[rows, :blocks]
         table = np.repeat(tables[:, :1], blocks, axis=1)
         table[:, : tables.shape[1]] = np.where(np.arange(tables.shape[1]) < used[:, None], tables, tables[:, :1])
-        return self.cache.page_index(torch.from_numpy(table)).transpose(1, 2).flatten()  # [2, row, head, blocks]
+        pages = self.cache.page_index(torch.from_numpy(table))  # [2, head, row, blocks]
+        return pages.unflatten(-1, (splits, -1)).permute(0, 3, 2, 1, 4).flatten()
 
     def _gather(self, layer: int, part: Gathered) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [rows, kv heads, splits, split, dim], valid until the next call."""
+        """Keys and values [splits, rows, kv heads, split, dim], valid until the next call."""
         pages = part.pages
         if len(pages) > len(self._scratch):
             self._scratch = self._scratch.new_empty(len(pages), self._scratch.shape[1])
         out = self._scratch[: len(pages)]
         torch.index_select(self._pages, 0, pages + layer * self.cache.page_stride, out=out)
-        shape = (2, part.rows, self.cache.num_kv_heads, -1, self.split, self.cache.head_dim)
+        shape = (2, -1, part.rows, self.cache.num_kv_heads, self.split, self.cache.head_dim)
         keys, values = out.view(shape).unbind(0)
         return keys, values
 
@@ -159,16 +160,16 @@ class CpuInvariantAttention:
         heads, dim = self.cache.num_kv_heads, self.cache.head_dim
         used = len(q) // rows * self.group
         folded = (q * self.scale).view(rows, -1, heads, self.group, dim).transpose(1, 2).reshape(rows, heads, used, dim)
-        folded = pad(folded, (0, 0, 0, -used % ROW_TILE)).unsqueeze(2)
-        scores = torch.matmul(folded, keys[:, :, :splits].transpose(-1, -2)).float()  # [rows, heads, splits, m, split]
-        scores[:, :, splits - queries.mask.shape[2] :] += queries.mask
-        weights = scores.sub_(scores.amax(dim=(2, 4), keepdim=True)).exp_()
-        parts = torch.matmul(weights.to(q.dtype), values[:, :, :splits]).float()  # [rows, heads, splits, m, dim]
+        folded = pad(folded, (0, 0, 0, -used % ROW_TILE))
+        scores = torch.matmul(folded, keys[:splits].transpose(-1, -2)).float()  # [splits, rows, heads, m, split]
+        scores[splits - len(queries.mask) :] += queries.mask
+        weights = scores.sub_(scores.amax(dim=(0, 4), keepdim=True)).exp_()
+        parts = torch.matmul(weights.to(q.dtype), values[:splits]).float()  # [splits, rows, heads, m, dim]
         sums = weights.sum(dim=-1, keepdim=True)
-        out, total = parts[:, :, 0], sums[:, :, 0]
+        out, total = parts[0], sums[0]
         for split in range(1, splits):
-            out.add_(parts[:, :, split])
-            total.add_(sums[:, :, split])
+            out.add_(parts[split])
+            total.add_(sums[split])
         out = out.div_(total)[:, :, :used].to(q.dtype)
         return out.view(rows, heads, -1, self.group, dim).transpose(1, 2).reshape(q.shape)
 
