@@ -246,6 +246,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     dtype: str
     numerics_id: str
+    weights_id: str = ""  # hash of the checkpoint
 
 
 def pack(values: Any) -> bytes:

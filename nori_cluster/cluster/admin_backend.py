@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import grpc
+import msgspec
 from msgspec import structs
 
 from nori_cluster.cluster.events import EventLog
@@ -27,6 +28,7 @@ from nori_cluster.rpc.admin_types import (
     WorkerInfo,
 )
 from nori_cluster.rpc.router_server import RouterSnapshot
+from nori_cluster.types import GroupSpec
 from nori_cluster.version import __version__
 
 log = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ class ControllerAdmin:
             address=group.address,
             engine_pid=group.engine_pid,
             created=group.created,
+            facts={} if group.spec is None else group_facts(self._pool.config, group.spec),
             workers=tuple(
                 WorkerInfo(rank=rank, host=group.host, device=config.parallel.device, pid=pid)
                 for rank, pid in enumerate(group.pids)
@@ -167,6 +170,14 @@ class ControllerAdmin:
 
     def follow_events(self, after: int) -> AsyncIterator[EventInfo]:
         return self._pool.events.follow(after)
+
+
+def group_facts(config: ClusterConfig, spec: GroupSpec) -> dict[str, str]:
+    """What decides the speed and the bits of a loaded group, for reports: precision, weights, and what it was told."""
+    flags = structs.asdict(config.group) | {"replicas": config.replicas}
+    del flags["model"]
+    told = msgspec.json.encode(flags).decode()
+    return {"revision": spec.weights_id, "weights": spec.dtype, "kv_cache": spec.dtype, "flags": told}
 
 
 def _load(report: GroupReport, kv_blocks: int) -> LoadInfo:

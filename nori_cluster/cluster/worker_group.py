@@ -12,14 +12,16 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nori_cluster.cluster import processes
-from nori_cluster.cluster.actors import expected
+from nori_cluster.cluster.actors import DIED, expected
 from nori_cluster.cluster.engine_process import EngineProcess, EngineStatus
 from nori_cluster.cluster.rank_actor import RankActor
 from nori_cluster.config import GroupConfig
 from nori_cluster.errors import EngineFailure
+from nori_cluster.types import GroupSpec
 
 log = logging.getLogger(__name__)
 
+VERDICT_SECONDS = 0.5
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
@@ -41,6 +43,7 @@ class WorkerGroup:
         self.incarnation = incarnation
         self.config = config
         self.address = ""
+        self.spec: GroupSpec | None = None  # once the ranks have loaded
         self.pids: list[int] = []  # of the ranks
         self.created = time.time()
         self.engine_pid = 0
@@ -93,6 +96,7 @@ class WorkerGroup:
         specs = await asyncio.gather(*(rank.load.remote() for rank in self._ranks))
         if any(spec != specs[0] for spec in specs):
             raise EngineFailure(f"the ranks of {self.group_id} disagree about the model: {specs}")
+        self.spec = specs[0]
         address, token = await self._engine.listen.remote()
         self._serving = [rank.serve.remote(address, token) for rank in self._ranks]
         self.address = await self._engine.serve.remote(specs[0], self.host, self._port, self._router, 60.0)
@@ -101,16 +105,24 @@ class WorkerGroup:
 
     async def watch(self) -> str:
         """Returns why the group is lost, once any of its processes ended."""
+        verdict = asyncio.ensure_future(_ended(self._engine.watch.remote()))
         names = {
-            asyncio.ensure_future(_ended(self._engine.watch.remote())): "engine process",
+            verdict: f"engine process (pid {self.engine_pid})",
             asyncio.ensure_future(self._silence()): f"engine process (pid {self.engine_pid})",
         }
         for rank, serving in enumerate(self._serving):
-            names[asyncio.ensure_future(_ended(serving))] = f"rank {rank}"
-        done, pending = await asyncio.wait(names, return_when="FIRST_COMPLETED")
-        for task in pending:
-            task.cancel()
-        return "; ".join(f"{names[task]}: {task.result()}" for task in names if task in done)
+            names[asyncio.ensure_future(_ended(serving))] = f"rank {rank} (pid {self.pids[rank]})"
+        try:
+            done, _ = await asyncio.wait(names, return_when="FIRST_COMPLETED")
+            if verdict not in done:  # it sees more than an end: who was first, and in which step
+                await asyncio.wait({verdict}, timeout=VERDICT_SECONDS)
+            if verdict.done() and not verdict.result().startswith(DIED):
+                return f"{verdict.result()} [{self.host}]"
+            first = next(task for task in names if task.done())
+            return f"{names[first]}: {first.result()} [{self.host}]"
+        finally:
+            for task in names:
+                task.cancel()
 
     async def _silence(self) -> str:
         """Returns once the engine process answers no more (stopped, or its loop is stuck)."""

@@ -34,7 +34,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker group. last_failure: why its previous incarnation ended."""
+    """One worker group. last_failure: why its previous incarnation ended. facts: see group_facts of the controller."""
 
     name: str
     model: str
@@ -48,6 +48,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     numerics_id: str = ""
     last_failure: str = ""
     created: float = 0.0
+    facts: dict[str, str] = {}
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

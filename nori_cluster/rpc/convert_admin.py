@@ -88,6 +88,7 @@ def group_to_pb(value: GroupInfo) -> pb.WorkerGroup:
         step=value.step,
         numerics_id=value.numerics_id,
         last_failure=value.last_failure,
+        facts=value.facts,
     )
 
 
@@ -109,6 +110,7 @@ def group_from_pb(value: pb.WorkerGroup) -> GroupInfo:
         numerics_id=value.numerics_id,
         last_failure=value.last_failure,
         created=unix(value.create_time),
+        facts=dict(value.facts),
     )
 
 

@@ -92,6 +92,7 @@ class Worker:
             structured = Structured(folder, spec.vocab_size, checkpoint.eos_token_ids)
             structured.preload()
             self._chooser = Chooser(self.table, structured, spec.vocab_size, self.device, allowed, mode)
+        weights = fingerprint(folder)
         return GroupSpec(
             model=self.config.model.name,
             vocab_size=spec.vocab_size,
@@ -100,7 +101,8 @@ class Worker:
             block_size=self.cache.block_size,
             eos_token_ids=checkpoint.eos_token_ids,
             dtype=str(dtype).removeprefix("torch."),
-            numerics_id=numerics_id(fingerprint(folder), dtype, self.group, self.backend, self.device),
+            numerics_id=numerics_id(weights, dtype, self.group, self.backend, self.device),
+            weights_id=weights,
         )
 
     @torch.inference_mode()

@@ -1,6 +1,7 @@
 """The controller around fake groups and a fake router: what it does when any of them fails, and how it ends."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from nori_cluster.errors import CheckpointError, ConfigError, EngineFailure, Nor
 from nori_cluster.routing.base import GroupRegistration, GroupReport, GroupState, GroupView
 from nori_cluster.rpc.admin_types import OperationInfo
 from nori_cluster.rpc.router_server import GatewayStatus, GroupStatus, RouterSnapshot
+from nori_cluster.types import GroupSpec
 
 pytestmark = pytest.mark.unit
 
@@ -63,6 +65,7 @@ class FakeGroup:
         self.address = self.host = ""
         self.engine_pid, self.created = 0, 1.5
         self.pids: list[int] = []
+        self.spec: GroupSpec | None = None
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.drains: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.rest = rest
@@ -387,3 +390,19 @@ async def test_groups_are_shown_in_every_state() -> None:
         world.routers[-1].dead = world.port_taken = True
         with pytest.raises(NoriError, match="router"):
             await admin.get_status()
+
+
+async def test_a_group_tells_what_a_report_needs() -> None:
+    world = World()
+    async with controller(world) as made:
+        world.newest("m-0").spec = GroupSpec(
+            model="m", vocab_size=9, max_model_len=9, num_blocks=9, block_size=16, eos_token_ids=(2,),
+            dtype="bfloat16", numerics_id="n", weights_id="w1",
+        )  # fmt: skip
+        groups = {group.name: group for group in await ControllerAdmin(made).list_groups()}
+        facts = dict(groups["m-0"].facts)
+        flags = json.loads(facts.pop("flags"))
+        assert facts == {"revision": "w1", "weights": "bfloat16", "kv_cache": "bfloat16"}
+        assert flags["replicas"] == 2
+        assert "model" not in flags
+        assert groups["m-1"].facts == {}

@@ -35,6 +35,8 @@ def group(name: str, state: GroupState, rate: float, last_failure: str = "") -> 
         workers=workers,
         load=load(3, rate),
         last_failure=last_failure,
+        numerics_id="a1b2c3",
+        facts={"weights": "bfloat16", "kv_cache": "bfloat16", "revision": "0123abcd", "flags": "{}"},
     )
 
 

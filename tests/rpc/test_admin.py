@@ -44,6 +44,7 @@ class FakeAdmin:
                 load=LOAD,
                 last_failure="rank 1 died",
                 created=1.25,
+                facts={"weights": "float32", "flags": "{}"},
             )
             for i in (2, 0, 1)
         ]

@@ -24,7 +24,7 @@ IN_FLIGHT_POLICY_ABORT: InFlightPolicy
 IN_FLIGHT_POLICY_CONTINUE: InFlightPolicy
 
 class WorkerGroup(_message.Message):
-    __slots__ = ("name", "model", "state", "parallelism", "workers", "load", "weight_version", "adapters", "create_time", "etag", "address", "engine_pid", "step", "numerics_id", "last_failure")
+    __slots__ = ("name", "model", "state", "parallelism", "workers", "load", "weight_version", "adapters", "create_time", "etag", "address", "engine_pid", "step", "numerics_id", "last_failure", "facts")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[WorkerGroup.State]
@@ -47,6 +47,13 @@ class WorkerGroup(_message.Message):
     STATE_LOADING: WorkerGroup.State
     STATE_BUSY: WorkerGroup.State
     STATE_STALLED: WorkerGroup.State
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +69,7 @@ class WorkerGroup(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     state: WorkerGroup.State
@@ -77,7 +85,8 @@ class WorkerGroup(_message.Message):
     step: int
     numerics_id: str
     last_failure: str
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[WorkerGroup.State, str]] = ..., parallelism: _Optional[_Union[Parallelism, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., weight_version: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., address: _Optional[str] = ..., engine_pid: _Optional[int] = ..., step: _Optional[int] = ..., numerics_id: _Optional[str] = ..., last_failure: _Optional[str] = ...) -> None: ...
+    facts: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[WorkerGroup.State, str]] = ..., parallelism: _Optional[_Union[Parallelism, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., weight_version: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., address: _Optional[str] = ..., engine_pid: _Optional[int] = ..., step: _Optional[int] = ..., numerics_id: _Optional[str] = ..., last_failure: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Parallelism(_message.Message):
     __slots__ = ("tensor", "pipeline", "expert")
