@@ -141,7 +141,7 @@ class CpuInvariantAttention:
         table = np.repeat(tables[:, :1], blocks, axis=1)
         table[:, : tables.shape[1]] = np.where(np.arange(tables.shape[1]) < used[:, None], tables, tables[:, :1])
         pages = self.cache.page_index(torch.from_numpy(table))  # [2, head, row, blocks]
-        return pages.unflatten(-1, (splits, -1)).permute(0, 3, 2, 1, 4).flatten()
+        return pages.view(*pages.shape[:3], splits, -1).permute(0, 3, 2, 1, 4).flatten()
 
     def _gather(self, layer: int, part: Gathered) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [splits, rows, kv heads, split, dim], valid until the next call."""
