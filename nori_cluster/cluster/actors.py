@@ -8,6 +8,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nori_cluster.errors import EngineFailure, NoriError
 
+DIED = "the process died"  # how `expected` begins where only Ray saw the end
+
 
 def pinned_to_this_node() -> dict[str, Any]:
     """Actor options: no CPU reserved, this node or none."""
@@ -21,7 +23,14 @@ def expected(error: RayError, what: str = "the process") -> NoriError:
         cause = error.cause if isinstance(error.cause, BaseException) else error
         return cause if isinstance(cause, NoriError) else EngineFailure(f"{type(cause).__name__}: {cause}")
     if isinstance(error, ActorDiedError):
-        return EngineFailure(f"{what} died ({str(error).strip().splitlines()[-1].strip()})")
+        return EngineFailure(f"{what} died{_cause(str(error))}")
     if isinstance(error, GetTimeoutError):
         return EngineFailure(f"{what} does not answer")
     return EngineFailure(f"{what} failed: {type(error).__name__}: {error}")
+
+
+def _cause(text: str) -> str:
+    """What Ray says of a death, short: its list of common causes says nothing about this one."""
+    last = text.strip().splitlines()[-1].strip()
+    detail = last.partition("Worker exit detail: ")[2] or last
+    return f" ({detail.partition('Some common causes')[0].strip().rstrip('.')})"

@@ -19,6 +19,7 @@ from nori_cluster.config import (
     ClusterConfig,
     GroupConfig,
     ModelConfig,
+    NumericsConfig,
     ParallelConfig,
     Ports,
     SchedulerConfig,
@@ -39,7 +40,8 @@ def cluster(tiny_folder: Path) -> Iterator[Cluster]:
         model=ModelConfig(name="tiny", path=str(tiny_folder), dtype="float32"),
         cache=CacheConfig(num_blocks=64),
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256),
-        parallel=ParallelConfig(tensor_parallel_size=2, device="cpu", threads=1),
+        parallel=ParallelConfig(tensor_parallel_size=2, device="cpu", threads=1, beat_timeout=2.0),
+        numerics=NumericsConfig(batch_invariant=True),  # so that streams that move say exactly the same
     )
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     before = set(processes.descendants(os.getpid()))
@@ -73,6 +75,19 @@ class Groups:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+
+    def events(self) -> list[Any]:
+        with AdminClient(self.cluster.admin_address) as admin:
+            return list(admin.events())
+
+    def drain(self, name: str, grace: float) -> Any:
+        """The operation at its end."""
+        with AdminClient(self.cluster.admin_address) as admin:
+            return admin.wait_operation(admin.drain(name, grace).name, 20.0)
+
+    def resume(self, name: str) -> None:
+        with AdminClient(self.cluster.admin_address) as admin:
+            admin.resume(name)
 
     def read(self) -> list[Any]:
         with AdminClient(self.cluster.admin_address) as admin:

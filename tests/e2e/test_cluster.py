@@ -154,44 +154,56 @@ def test_f25_a_client_that_leaves_frees_its_blocks_within_a_second(
     assert complete(http)["usage"]["completion_tokens"] == 12
 
 
-def stream_of(http: httpx.Client, tokens: int) -> list[dict[str, Any]]:
-    """All events of a long stream; an in-stream error is one of them."""
-    body = {"model": "tiny", "prompt": PROMPT_IDS, "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    events = []
+def stream_of(http: httpx.Client, number: int) -> tuple[list[int], list[dict[str, Any]]]:
+    """Token ids and all events of a long stream; every other one is sampled, with logprobs."""
+    body: dict[str, Any] = {
+        "model": "tiny", "prompt": [*PROMPT_IDS, 40 + number], "max_tokens": 200, "ignore_eos": True, "stream": True,
+        "return_token_ids": True, "temperature": 0.0 if number % 2 else 0.9, "seed": number,
+        "logprobs": None if number % 2 else 1, "frequency_penalty": 0.4 if number % 3 == 0 else 0.0,
+    }  # fmt: skip
+    events, ids = [], []
     with http.stream("POST", "/v1/completions", json=body) as reply:
         assert reply.status_code == 200
         for line in reply.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 events.append(json.loads(line[6:]))
+                for choice in events[-1].get("choices", ()):
+                    ids += choice["token_ids"]
             elif line == "data: [DONE]":
                 events.append({"done": True})
-    return events
+    return ids, events
 
 
-@pytest.mark.parametrize("victim", ["rank 1", "engine process"])
-def test_a_killed_process_ends_its_group_which_is_replaced_whole(
-    http: httpx.Client, groups: Groups, victim: str
+VICTIMS = [
+    ("rank 1", signal.SIGKILL), ("engine process", signal.SIGKILL),
+    ("rank 0", signal.SIGSTOP), ("engine process", signal.SIGSTOP),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("victim", "number"), VICTIMS)
+def test_a_lost_process_ends_its_group_and_no_stream(
+    http: httpx.Client, groups: Groups, victim: str, number: signal.Signals
 ) -> None:
+    """Killed or stopped: the group is replaced whole; its streams go on in the other one as if nothing had been."""
     groups.until_idle(5.0)
+    whole = [stream_of(http, request)[0] for request in range(8)]
+    assert all(len(ids) == 200 for ids in whole)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        streams = [pool.submit(stream_of, http, 480) for _ in range(8)]
+        streams = [pool.submit(stream_of, http, request) for request in range(8)]
         loaded = groups.until(lambda now: all(g.load.running_sequences for g in now), 10.0, "both groups run")
         doomed = loaded[0]
         pids = [doomed.engine_pid, *(worker.pid for worker in doomed.workers)]
-        os.kill(doomed.engine_pid if victim == "engine process" else doomed.workers[1].pid, signal.SIGKILL)
+        rank = None if victim == "engine process" else int(victim[-1])
+        os.kill(doomed.engine_pid if rank is None else doomed.workers[rank].pid, number)
         killed = time.monotonic()
         ends = [future.result() for future in streams]
-    failed = [events for events in ends if any("error" in event for event in events)]
-    whole = [events for events in ends if events not in failed]
-    assert failed, "no stream ran on the killed group"
-    assert whole, "no stream survived on the other group"
-    for events in failed:
+    for request, (ids, events) in enumerate(ends):
+        assert ids == whole[request], f"stream {request} says something else than undisturbed"
         assert events[-1] == {"done": True}
-        assert events[-2]["error"]["type"] == "server_error"
-        assert all(choice["finish_reason"] is None for event in events[:-2] for choice in event["choices"])
-    for events in whole:
         assert events[-2]["choices"][0]["finish_reason"] == "length"
-    assert complete(http)["usage"]["completion_tokens"] == 12  # the other group answers
+        if request % 2 == 0:
+            logprobs = [value for e in events[:-1] for value in e["choices"][0]["logprobs"]["token_logprobs"]]
+            assert len(logprobs) == 200
     replaced = groups.until(
         lambda now: all(
             g.state in (GroupState.READY, GroupState.BUSY) and g.engine_pid not in (0, doomed.engine_pid)
@@ -203,10 +215,31 @@ def test_a_killed_process_ends_its_group_which_is_replaced_whole(
     )
     (again,) = (g for g in replaced if g.name == doomed.name)
     assert not set(pids) & {again.engine_pid, *(worker.pid for worker in again.workers)}, "the group was repaired"
-    assert again.last_failure
+    pid = doomed.engine_pid if rank is None else doomed.workers[rank].pid
+    assert again.last_failure.startswith(f"{victim} (pid {pid})"), again.last_failure
+    assert again.last_failure.endswith("[127.0.0.1]")
+    if rank is not None:
+        assert re.search(r"it is in step \d+|its last step is \d+", again.last_failure)
     assert time.monotonic() - killed < 60
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "processes of the lost group live on"
+    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not left, "the next incarnation started beside processes of the lost one"
+    events = groups.events()
+    lost = [event for event in events if event.kind == "lost" and event.group == doomed.name][-1]
+    assert lost.message == again.last_failure
     complete(http)
+
+
+def test_a_drained_group_hands_over_and_is_resumed(http: httpx.Client, groups: Groups) -> None:
+    groups.until_idle(5.0)
+    whole = [stream_of(http, request)[0] for request in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        streams = [pool.submit(stream_of, http, request) for request in range(4)]
+        loaded = groups.until(lambda now: all(g.load.running_sequences for g in now), 10.0, "both groups run")
+        name = loaded[0].name
+        operation = groups.drain(name, 0.0)
+        assert (operation.done, operation.error_code) == (True, 0), operation.error_message
+        assert [future.result()[0] for future in streams] == whole
+    groups.until(lambda now: any(g.state is GroupState.DRAINING for g in now), 5.0, "the drain shows")
+    complete(http)
+    groups.resume(name)
+    groups.until(lambda now: all(g.state is GroupState.READY for g in now), 5.0, "it takes work again")
