@@ -30,7 +30,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """revision: of the weights. weights, kv_cache: precision. parallelism: e.g. "TP 2 × 4 groups".
 
     stream_interval: tokens per stream event, measured. cache_state: what prefix caches held. told_by: field → "asked",
-    "measured", "stated" or "in process".
+    "measured", "stated", "this machine" or "in process".
     """
 
     server: str = ""
@@ -100,6 +100,8 @@ def discover(url: str, model: str, *, grpc: bool, api_key: str | None, admin: st
     Raises ConfigError when `admin` was given and nothing, or another model, is there. Otherwise never raises.
     """
     conditions = Conditions().known("asked", model=model)
+    if is_loopback(url) and not host.gpus:  # whatever the server is, it computes on this processor
+        conditions = conditions.known("this machine", devices=(cpu_device(host),), clocks=host.clocks)
     if not grpc:
         conditions = _ask_http(conditions, url, model, api_key)
     port = httpx.URL(url if "://" in url else f"http://{url}").port
@@ -198,4 +200,5 @@ def measured(conditions: Conditions, records: Sequence[RequestRecord], summary: 
     if summary.cached_tokens is not None and summary.input_tokens:
         share = summary.cached_tokens / summary.input_tokens
         cache = f"{share:.1%} of the prompt tokens came from prefix caches"
+    cache = "" if conditions.cache_state else cache  # what the user states of it says more
     return conditions.known("measured", stream_interval=interval and round(interval, 3), cache_state=cache)
