@@ -25,6 +25,7 @@ VERBS = Registry(
         "events": "nori_cluster.cli.events:app",
         "models": "nori_cluster.cli.models:app",
         "demo": "nori_cluster.cli.demo:app",
+        "bench": "nori_cluster.cli.bench:app",
         "version": "nori_cluster.cli.version:app",
     },
 )
@@ -37,6 +38,7 @@ SUMMARIES = {
     "events": "What happened to the worker groups: starts, losses and their cause, drains.",
     "models": "Pull, list, convert and verify checkpoints.",
     "demo": "Serve the demo model and ask it one question (what `make run` does).",
+    "bench": "Measure latency, throughput and goodput.",
     "version": "Print the version.",
 }
 
