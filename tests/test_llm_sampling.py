@@ -98,6 +98,20 @@ def test_f09_min_tokens_holds_back_every_eos(folder: Path) -> None:
     assert output.finish_reason == "stop"
 
 
+def test_f09_every_eos_of_the_generation_config(tmp_path: Path) -> None:
+    folder = make_tiny_llama(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    llm = load(folder)
+    params = SamplingParams(temperature=0.0, min_tokens=4, max_tokens=8, logit_bias={0: 100.0, 2: 100.0})
+    outputs = llm.generate([[5], [6]], [params, greedy()])
+    ids = outputs[0].outputs[0].token_ids
+    assert len(ids) == 5
+    assert not {0, 2} & set(ids[:4])
+    assert ids[4] in (0, 2)
+    assert outputs[0].outputs[0].finish_reason == "stop"
+    assert outputs[1].outputs[0].token_ids == llm.generate([[6]], greedy())[0].outputs[0].token_ids
+
+
 def test_allowed_token_ids(llm: LLM) -> None:
     params = SamplingParams(max_tokens=20, allowed_token_ids=(40, 41), seed=1, ignore_eos=True)
     assert set(llm.generate([5], params)[0].outputs[0].token_ids) <= {40, 41}
