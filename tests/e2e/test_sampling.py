@@ -1,4 +1,4 @@
-"""Sampling controls on a real cluster (TP 2, batch-invariant) beside a running request: F08, F09, F10, F12, F13, F52."""
+"""Sampling controls on a real cluster (TP 2, batch-invariant) beside a running request: F08 to F10, F12, F13, F52."""
 
 import json
 import re
