@@ -84,7 +84,8 @@ class Answering:
         self._token = _chunk(self._head + b'null}],"usage":null}\n\n')
         transport.write(_HEAD)
         self._at = server.after_stall(self._came + reply.first)
-        if reply.gap == 0 and reply.first == 0 and reply.fault is None and server.script.stall is None:
+        plain = reply.fault is None and server.script.stall is None and not self._with_ids
+        if plain and reply.gap == 0 and reply.first == 0:
             self._loop.call_soon(self._flat_out)
         else:
             self._wait()
