@@ -1,6 +1,7 @@
 """What verbs with a report share: the flags that say what a server cannot, where files go, and the last line."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nori_cluster import env
 from nori_cluster.bench import markdown
 from nori_cluster.bench.report import Report, headline, missing_for_headline
-from nori_cluster.bench.served import write
+from nori_cluster.bench.served import Told, check_told, write
 
 REPORT = "Report"
 NOTES = Console(stderr=True, highlight=False)
@@ -53,6 +55,19 @@ Out = Annotated[
         rich_help_panel=REPORT,
     ),
 ]
+
+
+def told_by(given: Mapping[str, Any]) -> Told:
+    """The Told of a verb's parameters by name, checked. Raises ConfigError."""
+    told = Told(
+        server_info=given["server_info"] or (),
+        admin=given["admin"],
+        prices=given["prices"],
+        label=given["label"],
+        api_key=given.get("api_key") or env.api_key(),
+    )
+    check_told(told)
+    return told
 
 
 def finish(report: Report, folder: Path | None, as_json: bool) -> None:
