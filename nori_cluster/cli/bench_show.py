@@ -58,14 +58,8 @@ def latencies(summary: Summary) -> Table:
 
 
 def show_summary(summary: Summary, console: Console) -> None:
-    """Rates, latencies, goodput, then what went wrong."""
+    """Latencies and the window they are of, the client's part, then what went wrong. Rates are shown by the report."""
     s = summary
-    uncached = "" if s.uncached_tok_s is None else f", {s.uncached_tok_s:,.1f} without cached prompt tokens"
-    console.print(f"{s.completed} of {s.requests} requests ended well, at most {s.max_concurrency} at a time")
-    console.print(f"output {s.output_tok_s:,.1f} tok/s, with prompts {s.total_tok_s:,.1f}{uncached}")
-    console.print(
-        f"{s.request_s:,.2f} requests/s, {s.goodput_request_s:,.2f} within the SLO ({s.good_share:.0%} of them)"
-    )
     span = f"{s.window_start:.1f} s to {s.window_end:.1f} s"
     console.print(f"window {span} ({s.steady_rule}); whole run {s.run_output_tok_s:,.1f} tok/s in {s.run_s:.1f} s")
     console.print(latencies(s))

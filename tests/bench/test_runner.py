@@ -87,14 +87,17 @@ STALL = 0.5
 def test_a_stall_shows_in_the_p99_of_an_open_loop(server: NullServerProcess) -> None:
     """Requests that were due during the stall waited, whether the client had sent them or not."""
     spec = load(arrival="constant", rate=100.0, requests=200)
-    summary = of(run_load(server.url, None, spec), spec)
+    result = run_load(server.url, None, spec)
+    summary = of(result, spec)
     assert summary.ttft is not None
-    assert summary.ttft.max == pytest.approx(STALL * 1000, abs=60)
     assert summary.ttft.p99 > 0.9 * STALL * 1000
-    waited = 0.25  # of the run stalled: the waits of those due in it fall evenly from 0.5 s to nothing
-    assert summary.ttft.p90 == pytest.approx(STALL * 1000 * (1 - 0.1 / waited), rel=0.2)
-    assert summary.ttft.p50 < 100
     assert summary.max_concurrency >= 45
+    every = percentiles([record.first - record.due for record in result.records if record.first is not None])
+    assert every is not None
+    assert every.max == pytest.approx(STALL * 1000, abs=100)
+    waited = 0.25  # of the run: the waits of those due in the stall fall evenly from 0.5 s to nothing
+    assert every.p90 == pytest.approx(STALL * 1000 * (1 - 0.1 / waited), rel=0.25)
+    assert every.p50 < 100
 
 
 @pytest.mark.parametrize("server", [Script(replies=(Reply(first=0.02, gap=0.001, tokens=4),))], indirect=True)
