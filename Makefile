@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: help run test check check-fast types bench bench-host bench-detokenizer numerics long-walk schema-suite clean protos venv
+.PHONY: help run test check check-fast types bench bench-host bench-peers bench-detokenizer numerics long-walk schema-suite clean protos venv
 .DEFAULT_GOAL := help
 
 help:
@@ -14,11 +14,13 @@ help:
 	@echo 'make test        all checks and tests'
 	@echo 'make check       format, lint, types, architecture, protos'
 	@echo 'make check-fast  format, lint, architecture'
-	@echo 'make bench-host  host cost of the engine without a model (`nori bench`, with clients, is planned)'
+	@echo 'make bench-host  host cost of the engine without a model (`nori bench` measures the whole)'
+	@echo 'make bench-peers  our server and others under the same load, in turn (see bench/peers.yaml)'
 	@echo 'make numerics    batch-invariant mode on the demo model: bits, cost, near ties without it (10 minutes)'
 	@echo 'make bench-detokenizer  microseconds per token from ids to text, with and without stop strings'
 	@echo 'make long-walk   a million steps of the engine'"'"'s random walk'
 	@echo 'make schema-suite  JSON schemas of public suites against the masks (ARGS="--suite FOLDER")'
+	@echo 'make drills      processes killed, stopped and drained under load; make drills-short: nine of them'
 	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
 	@echo 'make clean       remove caches and build outputs (the environment stays: rm -rf $(VENV))'
 
@@ -41,6 +43,7 @@ test: check
 	$(PYTEST) -m unit
 	$(PYTEST) -m contract
 	$(PYTEST) -m e2e
+	PYTHONPATH=tests $(BIN)/python -m drills.run --short
 
 check: check-fast types
 	$(BIN)/buf lint protos
@@ -56,6 +59,10 @@ check-fast: $(VENV)/installed-dev
 
 bench: bench-host
 
+# Other servers and ours in turn: bench/peers.yaml says which. ARGS="--rounds 1 --concurrency 1" for a quick look.
+bench-peers: $(VENV)/installed
+	$(BIN)/nori bench peers $(ARGS)
+
 bench-host: $(VENV)/installed-dev
 	$(BIN)/python scripts/bench_host.py $(ARGS)
 
@@ -70,6 +77,12 @@ long-walk: $(VENV)/installed-dev
 
 schema-suite: $(VENV)/installed-dev
 	$(BIN)/python scripts/schema_suite.py $(ARGS)
+
+drills: $(VENV)/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m drills.run $(ARGS)
+
+drills-short: $(VENV)/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m drills.run --short $(ARGS)
 
 protos: $(VENV)/installed-dev
 	$(BIN)/python scripts/gen_protos.py

@@ -172,6 +172,10 @@ class Controller:
             pass
         return await self.state()
 
+    async def router_pid(self) -> int:
+        """Of the router's process, for drills. EngineFailure while it is lost."""
+        return await self._router.pid()
+
     async def router_snapshot(self) -> RouterSnapshot:
         """EngineFailure while the router is lost."""
         return await self._router.snapshot()

@@ -1,5 +1,7 @@
 """The router as a Ray actor pinned to the head: Ray starts and watches it, gateways and groups reach it by gRPC."""
 
+import os
+
 from nori_cluster import telemetry
 from nori_cluster.config import RouterConfig
 from nori_cluster.rpc.router_server import RouterServer, RouterSnapshot
@@ -20,6 +22,9 @@ class RouterActor:
 
     async def set_draining(self, group_id: str, draining: bool) -> bool:
         return self._server.set_draining(group_id, draining)
+
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def stop(self) -> None:
         await self._server.stop()

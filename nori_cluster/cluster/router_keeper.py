@@ -34,6 +34,8 @@ class RouterHandle(Protocol):
 
     async def set_draining(self, group_id: str, draining: bool) -> bool: ...
 
+    async def pid(self) -> int: ...
+
     def kill(self) -> None: ...
 
 
@@ -55,6 +57,10 @@ class RouterProcess:
     async def set_draining(self, group_id: str, draining: bool) -> bool:
         found: bool = await _answer(self._actor.set_draining.remote(group_id, draining))
         return found
+
+    async def pid(self) -> int:
+        number: int = await _answer(self._actor.pid.remote())
+        return number
 
     def kill(self) -> None:
         ray.kill(self._actor, no_restart=True)
@@ -115,6 +121,9 @@ class RouterKeeper:
 
     async def set_draining(self, group_id: str, draining: bool) -> bool:
         return await self._running().set_draining(group_id, draining)
+
+    async def pid(self) -> int:
+        return await self._running().pid()
 
     def kill(self) -> None:
         if self._router is not None:

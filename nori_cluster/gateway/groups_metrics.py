@@ -5,17 +5,20 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from nori_cluster.rpc.call import Counts
 from nori_cluster.rpc.cluster_backend import GroupLink
 
 LABELS = ["model_name", "group"]
 
 
 class GroupMetrics(Collector):
-    """groups: the links now. degraded: whether the router is lost and this gateway places on its own."""
+    """groups: the links now. degraded: whether the router is lost and this gateway places on its own. counts: of calls
+    that were placed, moved, lost their group and went on."""
 
-    def __init__(self, groups: Callable[[], Sequence[GroupLink]], degraded: Callable[[], bool]) -> None:
+    def __init__(self, groups: Callable[[], Sequence[GroupLink]], degraded: Callable[[], bool], counts: Counts) -> None:
         self._groups = groups
         self._degraded = degraded
+        self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
         links = self._groups()
@@ -24,6 +27,7 @@ class GroupMetrics(Collector):
             "1 while this gateway places requests without the router.",
             value=float(self._degraded()),
         )
+        yield from self._losses()
         up = GaugeMetricFamily("nori_group_up", "1 when the group takes requests.", labels=[*LABELS, "state", "link"])
         values = {
             name: GaugeMetricFamily(f"nori_group_{name}", text, labels=LABELS)
@@ -76,3 +80,17 @@ class GroupMetrics(Collector):
         yield up
         yield from values.values()
         yield from totals.values()
+
+    def _losses(self) -> Iterator[Metric]:
+        """Groups that were lost under requests, and what became of those."""
+        continuations = CounterMetricFamily(
+            "nori_continuations",
+            "Requests that lost their group and went on in another; exact: in one of equal numerics_id.",
+            labels=["exact"],
+        )
+        continuations.add_metric(["true"], self._counts.exact)
+        continuations.add_metric(["false"], self._counts.continued - self._counts.exact)
+        yield continuations
+        yield CounterMetricFamily(
+            "nori_lost_sequences", "Accepted sequences whose group was lost.", value=self._counts.lost
+        )

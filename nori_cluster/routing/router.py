@@ -293,6 +293,8 @@ class Router:
         place, gateway_id = waiting.place, waiting.key[0]
         if place.lost_group_id and len(groups) > 1:
             groups = [group for group in groups if group.group_id != place.lost_group_id]
+        if place.numerics_id:  # a continuation is exact where the numerics are equal
+            groups = [g for g in groups if g.registration.numerics_id == place.numerics_id] or groups
         policy = self._policies.get(place.model)
         if policy is None:
             policy = self._policies[place.model] = self._new_policy()

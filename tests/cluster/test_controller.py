@@ -47,6 +47,9 @@ class FakeRouter:
         gateways = (GatewayStatus(gateway_id="gw", open_requests=2, connected=True, silent_for=1.0),)
         return RouterSnapshot(epoch=1, groups=groups, gateways=gateways, waiting=0)
 
+    async def pid(self) -> int:
+        return 4
+
     async def set_draining(self, group_id: str, draining: bool) -> bool:
         await self.snapshot()
         self.world.journal.append(f"router {'drains' if draining else 'resumes'} {group_id}")

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from nori_cluster.config import SchedulerConfig
@@ -117,6 +118,20 @@ def test_round_robin_takes_turns() -> None:
     router = router_with("a", "b", "c", policy="round_robin", slots=8)
     picks = [decide(router, ask(i)) for i in range(4)]
     assert [p.group_id for p in picks if isinstance(p, Placement)] == ["a", "b", "c", "a"]
+
+
+def test_a_continuation_avoids_the_lost_group_and_prefers_equal_numerics() -> None:
+    router = Router(POLICIES["least_loaded"], max_waiting=3)
+    for name, numerics in (("a", "x"), ("b", "y"), ("c", "x")):
+        facts = msgspec.structs.replace(group(name, slots=8), numerics_id=numerics)
+        router.register(facts, READY, IDLE, 0.0)
+    for number in range(3):
+        decision = decide(router, ask(number, lost_group_id="a", numerics_id="x", attempt=1))
+        assert isinstance(decision, Placement)
+        assert decision.group_id == "c"
+    decision = decide(router, ask(9, lost_group_id="a", numerics_id="z", attempt=1))
+    assert isinstance(decision, Placement)
+    assert decision.group_id == "b", "nobody is equal: the least loaded"
 
 
 def test_expected_output_learns_and_is_bounded_by_max_tokens() -> None:
