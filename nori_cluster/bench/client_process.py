@@ -7,6 +7,7 @@ Refused in place of any of them. The parent's end closes stdin and ends this pro
 import asyncio
 import gc
 import os
+import resource
 import signal
 import struct
 import sys
@@ -202,7 +203,14 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
+def allow_connections() -> None:
+    """As many open files as the system lets this process have: an open loop against a stalled server needs them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main() -> int:
+    allow_connections()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends us
     out = sys.stdout.buffer
     data = read_frame(sys.stdin.buffer)
