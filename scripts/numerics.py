@@ -168,7 +168,11 @@ def mixed_load(model: Model, requests: list[SequenceRequest], dtype: str) -> dic
     """All at once (chunks of at most 96 tokens, prefix cache) against each alone without a cache."""
     together, seconds = model.run(requests, max_num_batched_tokens=96)
     ties, changed = [], []
-    for request in requests:
+    for number, request in enumerate(requests, 1):
+        if number % 100 == 0:
+            print(
+                f"{dtype} load: {number} requests compared, {len(ties)} near ties, {len(changed)} changed", flush=True
+            )
         alone = model.run([request], enable_prefix_caching=False)[0][request.key]
         if alone != together[request.key]:
             gap = score_gap(model, request, alone, together[request.key])
