@@ -341,7 +341,8 @@ class Call:
             return DeadlineExceeded(message or "the deadline passed while the request ran")
         if reason is FinishReason.CANCELLED:
             return Cancelled(message or "the worker group cancelled the request")
-        return EngineFailure(message or "the worker group failed")
+        # A group that fails ends its line; what it ends with an error is one request that asks for the impossible.
+        return ClientError(message or "the request cannot be answered")
 
     def error_of_refusal(self, refusal: Refusal) -> NoriError:
         """The router's no as the client sees it: yours (4xx) or ours (503)."""

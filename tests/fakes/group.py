@@ -31,7 +31,7 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
     Faults, changeable at any time: hang (streams open, nothing is answered), loading (streams are refused with
     UNAVAILABLE), silent (Submits are read but not answered; pings are), reset_after (the stream is cut once a sequence
     has had so many tokens), reject (a RejectionReason for every Submit), slots (more run only when one ends), hand_off
-    (what runs is given up retryably).
+    (what runs is given up retryably), fault (what every sequence ends with after its first token).
     """
 
     def __init__(self, group_id: str, *, model: str = "m", step: float = 0.002, slots: int = 64) -> None:
@@ -43,6 +43,7 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
         self.hang = self.loading = self.silent = self.hand_off = False
         self.reset_after: int | None = None
         self.reject: int | None = None
+        self.fault = ""
         self.live: dict[tuple[int, int], Live] = {}
         self.submitted: list[pb.SequenceRequest] = []
         self.aborted = self.finished = self.streams = self.pings = 0
@@ -165,6 +166,10 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
                 if live.request.HasField("top_logprobs"):
                     output.logprobs.add(handle=live.handle).logprobs.logprobs.append(-0.5)
                 live.sent += 1
+                if self.fault:
+                    output.finishes.add(handle=live.handle, reason=common.FINISH_REASON_ERROR, error_message=self.fault)
+                    del self.live[stream, live.handle]
+                    continue
                 if live.sent >= live.request.sampling.max_tokens:
                     output.finishes.add(handle=live.handle, reason=common.FINISH_REASON_LENGTH)
                     del self.live[stream, live.handle]

@@ -236,6 +236,17 @@ async def test_a_continuation_waits_for_a_group_until_its_deadline() -> None:
         await until(lambda: cluster.reserved() == 0)
 
 
+async def test_a_request_that_asks_for_the_impossible_fails_alone_and_is_not_replayed() -> None:
+    async with MiniCluster("g1", "g2") as cluster:
+        for group in cluster.groups.values():
+            group.fault = "nothing is left to say"
+        sink = await cluster.answer(5)
+        assert isinstance(sink.error, ClientError)
+        assert sink.error.message == "nothing is left to say"
+        assert sum(len(group.submitted) for group in cluster.groups.values()) == 1
+        await cluster.idle()
+
+
 async def test_patience_ends() -> None:
     async with MiniCluster("g1") as cluster:
         cluster.backend.patience = 0.5
