@@ -123,8 +123,8 @@ def check_spec(spec: LoadSpec) -> None:
     """Raises ConfigError naming the flag."""
     _check_load(spec)
     _check_bounds(spec)
-    _check_lengths("--input", spec.input)
-    _check_lengths("--output", spec.output)
+    for side, lengths in (("input", spec.input), ("output", spec.output)):
+        _check_lengths(side, lengths, from_trace=spec.arrival == "trace")
     shortest = spec.input.median if spec.input.kind == "fixed" else spec.input.minimum
     if spec.shared_prefix < 0 or (spec.input.kind == "fixed" and spec.shared_prefix > shortest):
         raise ConfigError(f"--shared-prefix {spec.shared_prefix} must lie between 0 and the input's {shortest} tokens")
@@ -174,19 +174,24 @@ def _check_bounds(spec: LoadSpec) -> None:
         )
 
 
-def _check_lengths(flag: str, lengths: Lengths) -> None:
+def _check_lengths(side: str, lengths: Lengths, from_trace: bool) -> None:
+    """from_trace: only minimum and maximum are used."""
+    flag = f"--{side}"
     most = MAX_LENGTH if lengths.maximum is None else lengths.maximum
     if not 1 <= lengths.minimum <= most <= MAX_LENGTH:
-        raise ConfigError(f"{flag}: minimum {lengths.minimum} and maximum {most} leave no length between 1 and 2^24")
+        raise ConfigError(f"--max-{side}: {lengths.minimum} to {most} is no range of lengths between 1 and 2^24")
+    if from_trace:
+        return
     if not 1 <= lengths.median <= MAX_LENGTH:
         raise ConfigError(f"{flag} must be at least 1 token, not {lengths.median}")
-    if lengths.kind == "lognormal":
-        if lengths.mean is None or not lengths.median <= lengths.mean < math.inf:
-            raise ConfigError(
-                f"{flag}: a lognormal needs a median and a mean at or above it, not {lengths.median} and {lengths.mean}"
-            )
-        if not lengths.minimum <= lengths.median <= most:
-            raise ConfigError(f"{flag}: the median {lengths.median} lies outside [{lengths.minimum}, {most}]")
+    if lengths.kind == "lognormal" and (lengths.mean is None or not lengths.median <= lengths.mean < math.inf):
+        raise ConfigError(
+            f"{flag}: a lognormal needs a median and a mean at or above it, not {lengths.median} and {lengths.mean}"
+        )
+    if not lengths.minimum <= lengths.median <= most:
+        raise ConfigError(
+            f"{flag}: the median {lengths.median} lies outside [{lengths.minimum}, {most}] (--max-{side})"
+        )
 
 
 def check_slo(slo: Slo) -> None:

@@ -137,7 +137,8 @@ def test_a_trace_is_cut_in_time_number_and_length(tmp_path: Path) -> None:
         ({"output": Lengths(kind="lognormal", median=10)}, "--output"),
         ({"output": Lengths(kind="lognormal", median=10, mean=9.0)}, "--output"),
         ({"output": Lengths(kind="lognormal", median=10, mean=12.0, maximum=9)}, "--output"),
-        ({"input": Lengths(minimum=5, maximum=4)}, "--input"),
+        ({"input": Lengths(minimum=5, maximum=4)}, "--max-input"),
+        ({"output": Lengths(median=128, maximum=64)}, "--output"),
     ],
 )
 def test_a_spec_that_cannot_work_names_its_flag(fields: dict[str, Any], flag: str) -> None:
