@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from nori_cluster.version import __version__
 
 PACKAGES = ("torch", "numpy", "ray", "grpcio", "fastapi", "uvicorn", "uvloop", "tokenizers", "safetensors", "triton")
 COMMAND_SECONDS = 10.0
+BUSY_SECONDS = 0.5
 SMI_FIELDS = ("name", "memory.total", "clocks.max.sm", "clocks.applications.graphics", "driver_version")
 
 
@@ -31,7 +33,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One host. cores: that this process may use; logical_cpus: that it has. load_average: of the minute before."""
+    """One host. cores: that this process may use; logical_cpus: that it has. busy_before: share of its processors that
+    was busy just before the run; None = nobody looked."""
 
     cpu: str
     cores: int
@@ -42,7 +45,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     system: str
     python: str
-    load_average: float | None
+    busy_before: float | None = None
 
 
 class Git(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +55,7 @@ class Git(msgspec.Struct, frozen=True, kw_only=True):
     dirty: bool
 
 
-def machine(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Machine:
+def machine(busy_before: float | None = None, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Machine:
     """This host, now."""
     cpuinfo = _fields(proc / "cpuinfo")
     gpus, driver = _gpus()
@@ -67,8 +70,27 @@ def machine(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Machine:
         driver=driver,
         system=f"{platform.system()} {platform.release()}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
-        load_average=round(os.getloadavg()[0], 2),
+        busy_before=busy_before,
     )
+
+
+def busy_share(seconds: float = BUSY_SECONDS, stat: Path = Path("/proc/stat")) -> float | None:
+    """Watches for so long; None where there is no /proc/stat."""
+    before = _cpu_times(stat)
+    time.sleep(seconds)
+    after = _cpu_times(stat)
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return round(1 - (after[0] - before[0]) / (after[1] - before[1]), 3)
+
+
+def _cpu_times(stat: Path) -> tuple[int, int] | None:
+    """Idle and all ticks of all processors."""
+    try:
+        ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return (ticks[3] + ticks[4], sum(ticks)) if len(ticks) == 8 else None
 
 
 def cpu_device(host: Machine) -> Device:

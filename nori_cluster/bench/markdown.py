@@ -173,7 +173,7 @@ def method_rows(report: Report) -> list[Row]:
 def machine(host: Machine) -> str:
     gpus = "; ".join(map(device, host.gpus)) or "no GPU"
     memory = f"{host.memory_bytes / 2**30:.0f} GiB" if host.memory_bytes else "memory unknown"
+    busy = "not looked at before" if host.busy_before is None else f"{host.busy_before:.0%} busy before"
     return (
-        f"{host.cpu}, {host.cores} of {host.logical_cpus} cores, {memory}, {gpus}, {host.system}, {host.python}, "
-        f"load {host.load_average}"
+        f"{host.cpu}, {host.cores} of {host.logical_cpus} cores, {memory}, {gpus}, {host.system}, {host.python}, {busy}"
     )

@@ -16,12 +16,13 @@ import msgspec
 import yaml
 
 from nori_cluster import env
-from nori_cluster.bench.environment import Git, Machine
+from nori_cluster.bench.environment import Git, Machine, busy_share
 from nori_cluster.bench.metrics import summarize
 from nori_cluster.bench.peer_process import Server
 from nori_cluster.bench.records import Lengths, LoadSpec, Slo, Summary
 from nori_cluster.bench.report import median_round
 from nori_cluster.bench.runner import LoadResult, run_load
+from nori_cluster.bench.validity import MAX_BUSY_BEFORE
 from nori_cluster.errors import ConfigError, NoriError
 
 SCHEMA_VERSION = 1
@@ -112,6 +113,7 @@ class Measured(msgspec.Struct, kw_only=True):
     peer: Peer
     command: list[str]
     startup_s: list[float] = []
+    busy_before: list[float | None] = []
     rounds: dict[int, list[Summary]] = {}
     failure: str = ""
 
@@ -170,6 +172,7 @@ def measure(plan: Plan, run: Run | None = None, show: Callable[[str], None] = la
 
 def _measure_once(measured: Measured, load: Load, round: int, run: Run, show: Callable[[str], None]) -> None:
     peer = measured.peer
+    measured.busy_before.append(busy_share())
     with Server(peer.name, measured.command, peer.environment) as server:
         measured.startup_s.append(server.start(peer.ready, peer.start_timeout))
         for concurrency in load.concurrency:
@@ -254,6 +257,7 @@ def _server(measured: Measured) -> Mapping[str, Any]:
         "environment": peer.environment,
         "info": peer.info,
         "startup_s": [round(seconds, 2) for seconds in measured.startup_s],
+        "busy_before": measured.busy_before,
         "cells": {f"c{c}": cell(summaries) for c, summaries in measured.rounds.items()},
         "failure": measured.failure,
     }
@@ -268,6 +272,11 @@ def _problems(plan: Plan, found: Sequence[Measured], tree: Git | None) -> list[s
     if tree is not None and tree.dirty:
         problems.append(f"dirty tree at revision {tree.revision[:12]}")
     for measured in found:
+        busy = [share for share in measured.busy_before if share is not None and share > MAX_BUSY_BEFORE]
+        if busy:
+            problems.append(
+                f"{measured.peer.name}: the machine was up to {max(busy):.0%} busy before {len(busy)} rounds"
+            )
         failed = sum(sum(s.failures.values()) for summaries in measured.rounds.values() for s in summaries)
         if failed:
             problems.append(f"{measured.peer.name}: {failed} requests failed")

@@ -15,7 +15,7 @@ import msgspec
 from nori_cluster.bench import spread, validity
 from nori_cluster.bench.conditions import Conditions
 from nori_cluster.bench.cost import Cost, Prices, cost
-from nori_cluster.bench.environment import Git, Machine, git, machine
+from nori_cluster.bench.environment import Git, Machine, git, is_loopback, machine
 from nori_cluster.bench.figures import Figures, figures
 from nori_cluster.bench.records import LoadSpec, RequestRecord, Slo, Summary
 from nori_cluster.errors import ConfigError, NoriError
@@ -121,8 +121,10 @@ def build(
     metrics = [spread.metrics_of(summary) for summary in summaries]
     wide, rule = spread.over_rounds(metrics) if len(rounds) > 1 else spread.within(chosen.summary, chosen.records)
     tree = git() if tree is None else tree
+    host = machine() if host is None else host
     problems = [
         *validity.load_problems(load, summaries),
+        *validity.busy(host, is_loopback(target)),
         *validity.unknown_conditions(conditions),
         *validity.tree(tree),
         *_sweep_problems(sweep),
@@ -133,7 +135,7 @@ def build(
         time=started,
         target=target,
         conditions=conditions,
-        client=machine() if host is None else host,
+        client=host,
         metrics=metrics[middle],
         rounds=metrics,
         spread=wide,
@@ -158,6 +160,7 @@ def build_in_process(
     rounds: Sequence[Mapping[str, float]],
     conditions: Conditions,
     started: str,
+    host: Machine,
     prices: Prices | None = None,
     label: str = "",
 ) -> Report:
@@ -172,12 +175,17 @@ def build_in_process(
         time=started,
         target="in process",
         conditions=conditions,
-        client=machine(),
+        client=host,
         metrics=metrics,
         rounds=[dict(round) for round in rounds],
         spread=wide,
         spread_rule=rule,
-        invalid_because=[*few, *validity.unknown_conditions(conditions), *validity.tree(tree)],
+        invalid_because=[
+            *few,
+            *validity.busy(host, True),
+            *validity.unknown_conditions(conditions),
+            *validity.tree(tree),
+        ],
         git=tree,
         command=command(),
         label=label,

@@ -17,13 +17,16 @@ from nori_cluster.bench.runner import LoadResult
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user says beside the load. server_info: key=value, several; admin: host:port of a Nori cluster."""
+    """What the user says beside the load. server_info: key=value, several; admin: host:port of a Nori cluster.
+
+    busy_before: share of this machine that was busy before the load."""
 
     server_info: Sequence[str] = ()
     admin: str | None = None
     prices: Path | None = None
     label: str = ""
     api_key: str | None = None
+    busy_before: float | None = None
 
 
 def check_told(told: Told) -> None:
@@ -47,7 +50,7 @@ def serve_report(
 
     Raises ConfigError for a wrong --server-info, --admin or price file.
     """
-    host = machine()
+    host = machine(told.busy_before)
     rounds = [
         Round(result.records, summarize(result.records, load, slo, result.cpus, reference=reference))
         for result in results

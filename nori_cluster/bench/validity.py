@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from nori_cluster.bench.conditions import Conditions
-from nori_cluster.bench.environment import Git
+from nori_cluster.bench.environment import Git, Machine
 from nori_cluster.bench.records import LoadSpec, Summary
 
 MIN_COMPLETED = 100  # fewer have no P99 of their own: it would be the slowest request
@@ -15,6 +15,7 @@ MAX_FAILED = 0.01
 MAX_SHORT = 0.01
 MAX_CLIENT_CPU = 0.80
 MAX_ROUNDS_APART = 0.20
+MAX_BUSY_BEFORE = 0.25
 LATE_SECONDS = 0.010  # an open loop's client that sends this much late has measured itself
 HOW = {
     "server": "",
@@ -39,6 +40,12 @@ def unknown_conditions(conditions: Conditions) -> Iterator[str]:
             what = f" ({HOW[name]})" if HOW.get(name) else ""
             admin = ", or --admin HOST:PORT" if conditions.is_nori else ""
             yield f"unknown {name}{what}: state it with --server-info {name}=…{admin}"
+
+
+def busy(host: Machine, local: bool) -> Iterator[str]:
+    """local: the server computed on this host."""
+    if local and host.busy_before is not None and host.busy_before > MAX_BUSY_BEFORE:
+        yield f"the machine was busy before the run: {host.busy_before:.0%} of its processors with other work"
 
 
 def tree(git: Git | None) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A report and the same load run again → does it reproduce? Each deciding figure must lie within the report's own
 stated spread, upwards and downwards; what the report does not state a spread for decides nothing. Pure.
 
-The load is the same but for its seed: with the same prompts a server that still runs would answer from its prefix cache.
+The load is the same but for its seed: a server that still runs has the old prompts in its prefix cache.
 """
 
 import secrets

@@ -8,7 +8,7 @@ import typer
 
 from nori_cluster.bench import inprocess
 from nori_cluster.bench.cost import read_prices
-from nori_cluster.bench.environment import machine
+from nori_cluster.bench.environment import busy_share, machine
 from nori_cluster.bench.report import Batch, Kind, build_in_process
 from nori_cluster.checkpoint.source import model_name
 from nori_cluster.cli import bench_output as output
@@ -73,16 +73,24 @@ def check_prices(prices: Path | None) -> None:
 def run(kind: Kind, given: dict[str, Any], batch: Batch) -> None:
     """throughput or latency, to its report."""
     check_prices(given["prices"])
+    host = machine(busy_share())
     started = datetime.now(UTC).isoformat(timespec="seconds")
     llm = LLM(given["model"], progress=True, **settings_of(given))
     if kind == "throughput":
         rounds = inprocess.throughput(llm, batch, given["rounds"], bar)
     else:
         rounds = inprocess.latency(llm, batch, given["repeats"], given["rounds"], bar)
-    found = inprocess.conditions(llm.spec, llm.config, machine(), NEW_PROMPTS)
+    found = inprocess.conditions(llm.spec, llm.config, host, NEW_PROMPTS)
     prices = None if given["prices"] is None else read_prices(given["prices"])
     report = build_in_process(
-        kind=kind, batch=batch, rounds=rounds, conditions=found, started=started, prices=prices, label=given["label"]
+        kind=kind,
+        batch=batch,
+        rounds=rounds,
+        conditions=found,
+        started=started,
+        host=host,
+        prices=prices,
+        label=given["label"],
     )
     output.finish(report, given["out"], given["json"])
 
@@ -171,10 +179,13 @@ def startup(
     check_prices(prices)
     if not model_name(model):
         raise ConfigError("name a model")
+    host = machine(busy_share())
     started = datetime.now(UTC).isoformat(timespec="seconds")
     job = inprocess.StartJob(model=model, settings=settings_of(context.params), input=input)
     times, last = inprocess.startup(job, rounds, bar)
-    found = inprocess.conditions(last.spec, last.config, machine(), WARM_FILES)
+    found = inprocess.conditions(last.spec, last.config, host, WARM_FILES)
     batch = Batch(size=1, input=input, output=1, warmup=0)
-    report = build_in_process(kind="startup", batch=batch, rounds=times, conditions=found, started=started, label=label)
+    report = build_in_process(
+        kind="startup", batch=batch, rounds=times, conditions=found, started=started, host=host, label=label
+    )
     output.finish(report, out, json)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from nori_cluster import env
 from nori_cluster.bench import markdown
+from nori_cluster.bench.environment import busy_share
 from nori_cluster.bench.report import Report, headline, missing_for_headline
 from nori_cluster.bench.served import Told, check_told, write
 
@@ -58,13 +59,14 @@ Out = Annotated[
 
 
 def told_by(given: Mapping[str, Any]) -> Told:
-    """The Told of a verb's parameters by name, checked. Raises ConfigError."""
+    """The Told of a verb's parameters by name, checked; called before the load. Raises ConfigError."""
     told = Told(
         server_info=given["server_info"] or (),
         admin=given["admin"],
         prices=given["prices"],
         label=given["label"],
         api_key=given.get("api_key") or env.api_key(),
+        busy_before=busy_share(),
     )
     check_told(told)
     return told
