@@ -66,6 +66,8 @@ def next_value(search: Search, within: Mapping[float, bool]) -> float | None:
     if bad / good <= 1 + search.tolerance:
         return None
     middle = _whole(search, math.sqrt(good * bad))
+    if search.by == "concurrency":
+        middle = max(middle, good + 1)
     return middle if good < middle < bad else None
 
 
