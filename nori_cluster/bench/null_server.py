@@ -1,8 +1,7 @@
 """A server without a model: streams from a script, with exact delays, stalls and faults. It measures the client.
 
 `python -m nori_cluster.bench.null_server` reads a Script (JSON) from stdin, prints its port, serves until stdin closes.
-Request number n (in order of arrival) gets answer n modulo their count. GET /v1/models lists the script's model,
-GET /log gives, per answered request, when it came and when each event was written (this machine's monotonic clock).
+Request number n (in order of arrival) gets reply n modulo their count. GET /v1/models lists the script's model.
 """
 
 import asyncio
@@ -41,11 +40,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
 
 
-class Logged(msgspec.Struct, frozen=True):
-    came: float
-    events: list[float]
-
-
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _BAD = {
     "garbage": b"data: {not json\n\n",
@@ -75,7 +69,7 @@ class Answering:
         self._prompt = body.get("prompt") or []
         self._stop_at = self._tokens // 2 if reply.fault is not None else self._tokens
         self._came = time.monotonic()
-        self._log: list[float] = []
+        self._written = 0  # events
         self._loop = asyncio.get_running_loop()
         frame = b'{"id":"cmpl-0","object":"text_completion","created":1700000000,"model":"%b",' % server.model
         self._frame = frame.replace(b"text_completion", b"chat.completion.chunk") if self._chat else frame
@@ -103,13 +97,13 @@ class Answering:
         if time.monotonic() < self._at:  # timers are whole milliseconds
             self._wait()
             return
-        if len(self._log) >= self._stop_at:
+        if self._written >= self._stop_at:
             self._end()
             return
         self._transport.write(self._event())
-        self._log.append(time.monotonic())
-        self._at = self._server.after_stall(self._came + self._reply.first + len(self._log) * self._reply.gap)
-        if len(self._log) >= self._stop_at:
+        self._written += 1
+        self._at = self._server.after_stall(self._came + self._reply.first + self._written * self._reply.gap)
+        if self._written >= self._stop_at:
             self._end()
         else:
             self._wait()
@@ -117,8 +111,8 @@ class Answering:
     def _flat_out(self) -> None:
         """One event per turn of the loop, as fast as it goes."""
         self._transport.write(self._token)
-        self._log.append(0.0)
-        if len(self._log) < self._tokens:
+        self._written += 1
+        if self._written < self._tokens:
             self._loop.call_soon(self._flat_out)
         else:
             self._end()
@@ -126,11 +120,10 @@ class Answering:
     def _event(self) -> bytes:
         if not self._with_ids:
             return self._token
-        token = (sum(self._prompt) + len(self._log)) % 1000  # the same prompt, the same tokens
+        token = (sum(self._prompt) + self._written) % 1000  # the same prompt, the same tokens
         return _chunk(self._head + b'null,"token_ids":[%d]}],"usage":null}\n\n' % token)
 
     def _end(self) -> None:
-        self._server.log.append(Logged(self._came, self._log))
         fault, write = self._reply.fault, self._transport.write
         if fault == "silent":
             return
@@ -142,7 +135,7 @@ class Answering:
             return
         usage = b'{"prompt_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}' % (
             len(self._prompt),
-            len(self._log),
+            self._written,
             self._reply.cached,
         )
         end = b"data: " + self._frame + b'"choices":[],"usage":%b}\n\n' % usage
@@ -184,7 +177,6 @@ class NullServer:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.model = script.model.encode()
-        self.log: list[Logged] = []
         self._requests = 0
         self._began: float | None = None
 
@@ -199,9 +191,7 @@ class NullServer:
     def answer(self, url: bytes, body: bytes, transport: asyncio.Transport) -> None:
         if url.endswith(b"/v1/models"):
             transport.write(_plain(b"200 OK", b'{"object":"list","data":[{"id":"%b"}]}' % self.model))
-        elif url == b"/log":
-            transport.write(_plain(b"200 OK", msgspec.json.encode(self.log)))
-        elif url.endswith((b"/completions",)):
+        elif url.endswith(b"/completions"):
             self._complete(msgspec.json.decode(body), transport)
         else:
             transport.write(_plain(b"404 Not Found", b'{"error":{"message":"no such path"}}'))
