@@ -269,12 +269,20 @@ def _keep_top_p(scaled: torch.Tensor, top_p: NDArray[np.float32]) -> None:
     index = torch.from_numpy(rows).to(scaled.device)
     part = scaled[index]
     target = torch.from_numpy(top_p[rows].astype(np.float64)).to(scaled.device)
-    target = target * part.exp().sum(dim=-1, dtype=torch.float64)
+    target = target * _row_sums(part.exp())
     threshold, reached = _nucleus(part.topk(min(NUCLEUS, part.shape[1]), dim=-1).values, target)
     if not bool(reached.all()):
         flat = torch.nonzero(~reached).flatten()
         threshold[flat] = _nucleus(part[flat].sort(dim=-1, descending=True).values, target[flat])[0]
     scaled[index] = part.masked_fill_(part < threshold[:, None], _NEVER)
+
+
+def _row_sums(values: torch.Tensor) -> torch.Tensor:
+    """float64 [n] sums of rows [n, vocab], in two stages: the bits of one long sum depend on how many rows there are."""
+    count, vocab = values.shape
+    whole = vocab - vocab % BLOCK
+    sums = values[:, :whole].reshape(count, -1, BLOCK).sum(dim=-1, dtype=torch.float64).sum(dim=-1)
+    return sums + values[:, whole:].sum(dim=-1, dtype=torch.float64)
 
 
 def _nucleus(likeliest: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
