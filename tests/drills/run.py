@@ -32,6 +32,7 @@ from nori_cluster.config import (
     ParallelConfig,
     Ports,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from nori_cluster.routing.base import GroupState
 from nori_cluster.rpc.admin import AdminClient
@@ -53,6 +54,7 @@ class Stage:
             scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=256),
             parallel=ParallelConfig(tensor_parallel_size=2, device="cpu", threads=1, beat_timeout=3.0),
             numerics=NumericsConfig(batch_invariant=True),
+            speculative=SpeculativeConfig(method="ngram", num_speculative_tokens=2, prompt_lookup_min=1),
         )
         self.doomed: dict[str, int] = {}  # group → the engine process that must not come back
         self.cluster = Cluster(ClusterConfig(group=group, replicas=groups, ports=ANY_PORTS, drain_timeout=10.0))

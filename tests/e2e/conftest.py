@@ -23,6 +23,7 @@ from nori_cluster.config import (
     ParallelConfig,
     Ports,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from nori_cluster.rpc.admin import AdminClient
 
@@ -42,6 +43,7 @@ def cluster(tiny_folder: Path) -> Iterator[Cluster]:
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256),
         parallel=ParallelConfig(tensor_parallel_size=2, device="cpu", threads=1, beat_timeout=2.0),
         numerics=NumericsConfig(batch_invariant=True),  # so that streams that move say exactly the same
+        speculative=SpeculativeConfig(method="ngram", num_speculative_tokens=2, prompt_lookup_min=1),
     )
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     before = set(processes.descendants(os.getpid()))

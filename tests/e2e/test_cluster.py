@@ -229,6 +229,26 @@ def test_a_lost_process_ends_its_group_and_no_stream(
     complete(http)
 
 
+def test_drafts_are_tried_kept_and_counted(http: httpx.Client, cluster: Cluster) -> None:
+    """A text made to repeat itself: fewer steps than tokens, in usage and in the metrics."""
+    reply = complete(http, logit_bias={"50": 100}, max_tokens=60, ignore_eos=True)
+    details = reply["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 30
+    assert reply["usage"]["completion_tokens"] == 60
+
+    def kept() -> float:
+        text = httpx.get(cluster.metrics_url).text
+        lines = [
+            line for line in text.splitlines() if line.startswith("nori_group_spec_decode_num_accepted_tokens_total")
+        ]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    deadline = time.monotonic() + 5
+    while kept() < 30 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert kept() > 30
+
+
 def test_a_drained_group_hands_over_and_is_resumed(http: httpx.Client, groups: Groups) -> None:
     groups.until_idle(5.0)
     whole = [stream_of(http, request)[0] for request in range(4)]
