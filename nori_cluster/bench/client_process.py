@@ -106,7 +106,8 @@ class LoadClient:
 
     async def warm_up(self) -> list[RequestRecord]:
         self._origin = time.monotonic()
-        return [await self._send(plan, None) for plan in map(self._workload.plan, self._warmups)]
+        plans = map(self._workload.plan, self._warmups)
+        return [await self._send(plan, self._client.prepare(plan)) for plan in plans]
 
     async def run(self, start: float) -> None:
         """start: when second 0 is, on the monotonic clock."""
@@ -121,9 +122,10 @@ class LoadClient:
         """One of the loop's clients: shares the plans with its siblings."""
         end = None if self._spec.duration is None else self._origin + self._spec.duration
         for plan in plans:
+            request = self._client.prepare(plan)  # before the clock of the request starts
             if end is not None and time.monotonic() >= end:
                 return
-            self._keep(await self._send(plan, None))
+            self._keep(await self._send(plan, request))
 
     async def _open(self, plans: Iterator[Planned]) -> None:
         running: set[asyncio.Task[None]] = set()
@@ -141,8 +143,6 @@ class LoadClient:
         self._keep(await self._send(plan, request))
 
     async def _send(self, plan: Planned, request: object) -> RequestRecord:
-        """request None: prepared here, before the clock of a closed loop starts."""
-        request = self._client.prepare(plan) if request is None else request
         due = time.monotonic() if plan.due is None else self._origin + plan.due
         answer, failed = Answer(), None
         try:
