@@ -278,7 +278,7 @@ def _keep_top_p(scaled: torch.Tensor, top_p: NDArray[np.float32]) -> None:
 
 
 def _row_sums(values: torch.Tensor) -> torch.Tensor:
-    """float64 [n] sums of rows [n, vocab], in two stages: the bits of one long sum depend on how many rows there are."""
+    """float64 [n] sums of rows [n, vocab], in two stages: the bits of one long sum depend on the number of rows."""
     count, vocab = values.shape
     whole = vocab - vocab % BLOCK
     sums = values[:, :whole].reshape(count, -1, BLOCK).sum(dim=-1, dtype=torch.float64).sum(dim=-1)
