@@ -23,6 +23,7 @@ from nori_cluster.errors import NoriError
 
 POLL_SECONDS = 0.2
 END_SECONDS = 45.0  # between the polite signal and the last one
+KILL_SECONDS = 10.0  # for the kernel to take away what was killed
 PROBE_SECONDS = 5.0
 Process = tuple[int, str]  # id and start time
 
@@ -90,8 +91,11 @@ class Server:
         while time.monotonic() < deadline and (self._process.poll() is None or self._left()):
             self._look()
             time.sleep(POLL_SECONDS)
-        for pid, _ in self._left():
-            _kill(pid)
+        deadline = time.monotonic() + KILL_SECONDS
+        while (left := self._left()) and time.monotonic() < deadline:
+            for pid, _ in left:
+                _kill(pid)
+            time.sleep(POLL_SECONDS / 4)
         self._process.wait()
 
     def _look(self) -> None:
