@@ -50,6 +50,18 @@ ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", help="Bearer token that clients must send.", show_default="$NORI_API_KEY or none"),
 ]
+HeartbeatTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--heartbeat-timeout",
+        help="Seconds without a sign of life after which a process ends its group.",
+        show_default="5",
+    ),
+]
+CollectiveTimeout = Annotated[
+    float | None,
+    typer.Option("--collective-timeout", help="Seconds that one step or collective may take.", show_default="30"),
+]
 DrainTimeout = Annotated[
     float | None,
     typer.Option("--drain-timeout", help="Seconds running requests get at the end.", show_default="30"),

@@ -37,7 +37,7 @@ API_KEY = re.compile(r"[!-~]+")  # what a header carries unchanged
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every choice of `nori serve`, with its default. kv_cache_memory_bytes is per worker; drain_timeout in seconds."""
+    """Every choice of `nori serve`, with its default. kv_cache_memory_bytes is per worker; time-outs in seconds."""
 
     model: str
     host: str = "127.0.0.1"
@@ -67,6 +67,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template: str | None = None
     api_key: str | None = None
     drain_timeout: float = 30.0
+    heartbeat_timeout: float = 5.0
+    collective_timeout: float = 30.0
     max_logprobs: int = 20
     logprobs_mode: str = "raw"
     batch_invariant: bool = False
@@ -184,6 +186,9 @@ def check_values(options: ServeOptions) -> None:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
     if not 0 <= options.drain_timeout <= LONGEST_DRAIN:
         raise ConfigError(f"--drain-timeout must lie between 0 and {LONGEST_DRAIN:.0f} seconds")
+    for name in ("heartbeat_timeout", "collective_timeout"):
+        if not 1 <= getattr(options, name) <= LONGEST_DRAIN:
+            raise ConfigError(f"--{name.replace('_', '-')} must lie between 1 and {LONGEST_DRAIN:.0f} seconds")
     if options.device not in DEVICES:
         raise ConfigError(f"--device {options.device!r} is unknown; choose one of {', '.join(DEVICES)}")
     if options.served_model_name == "":
@@ -222,7 +227,12 @@ def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
             enable_prefix_caching=options.enable_prefix_caching,
             depth=None if options.async_scheduling is None else 2 if options.async_scheduling else 1,
         ),
-        parallel=ParallelConfig(tensor_parallel_size=options.tensor_parallel_size, device=options.device),
+        parallel=ParallelConfig(
+            tensor_parallel_size=options.tensor_parallel_size,
+            device=options.device,
+            collective_timeout=options.collective_timeout,
+            beat_timeout=options.heartbeat_timeout,
+        ),
         numerics=numerics(options.logprobs_mode, options.batch_invariant),
         speculative=speculative(options.speculative_config),
     )

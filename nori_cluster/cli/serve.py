@@ -56,6 +56,8 @@ def serve(
     chat_template: flags.ChatTemplate = None,
     api_key: flags.ApiKey = None,
     drain_timeout: flags.DrainTimeout = None,
+    heartbeat_timeout: flags.HeartbeatTimeout = None,
+    collective_timeout: flags.CollectiveTimeout = None,
     enable_prefix_caching: flags.PrefixCaching = None,
     async_scheduling: flags.AsyncScheduling = None,
     max_num_queued_reqs: flags.QueuedRequests = None,

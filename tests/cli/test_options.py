@@ -95,6 +95,8 @@ def test_options_become_the_config() -> None:
         ({"max_num_seqs": 0}, "--max-num-seqs"),
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens"),
         ({"drain_timeout": -1.0}, "--drain-timeout"),
+        ({"heartbeat_timeout": 0.5}, "--heartbeat-timeout"),
+        ({"collective_timeout": float("nan")}, "--collective-timeout"),
         ({"drain_timeout": float("nan")}, "--drain-timeout"),
         ({"drain_timeout": float("inf")}, "--drain-timeout"),
         ({"data_plane_port": 65535, "replicas": 2}, "2 groups need ports to 65536"),
