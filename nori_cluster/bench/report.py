@@ -255,6 +255,8 @@ def missing_for_headline(report: Report) -> list[str]:
             f"`nori bench {report.kind}` sends no requests: TTFT, TPOT, goodput and the load are not there",
         ]
     missing += [f"{name.upper()} was not measured" for name in ("ttft", "tpot") if getattr(summary, name) is None]
+    if "output_tok_s" not in report.spread:
+        missing.append("no spread of the output rate")
     if report.slo.ttft is None and report.slo.tpot is None and report.slo.e2e is None:
         missing.append("no SLO, so no goodput")
     return missing
@@ -270,9 +272,11 @@ def headline(report: Report) -> str:
     assert summary.tpot is not None
     assert report.load is not None
     devices = " + ".join(f"{device.count} × {device.name}" for device in conditions.devices)
+    rounds = f"{len(report.rounds)} round{'s' if len(report.rounds) > 1 else ''}"
     uncached = "" if summary.uncached_tok_s is None else f", {summary.uncached_tok_s:.1f} total without cached input"
     return (
-        f"{summary.output_tok_s:.1f} output tokens/s ({summary.total_tok_s:.1f} with input{uncached}), "
+        f"{summary.output_tok_s:.1f} output tokens/s ± {report.spread['output_tok_s']:.0%} over {rounds} "
+        f"({summary.total_tok_s:.1f} with input{uncached}), "
         f"{conditions.model} (revision {conditions.revision}; weights {conditions.weights}, KV {conditions.kv_cache}) "
         f"on {devices}, {conditions.parallelism}, {conditions.server}; {describe_load(report.load)}; "
         f"TTFT P50 {summary.ttft.p50:.0f} ms, P99 {summary.ttft.p99:.0f} ms; "

@@ -1,8 +1,9 @@
 """The numbers of a report that another run is held against, and by how much two honest runs may differ.
 
 A spread is relative: 0.1 says that another run under the same conditions may be 10 % off. Over several rounds it is
-their range over their median; within one round, twice the standard error between its quarters of time. Never below a
-floor: no run sees the drift of its machine between hours, and one round sees none of it, so its floor is doubled.
+twice their range over their median (a few rounds see only a part of what happens); within one round, twice the standard
+error between its quarters of time. Never below a floor: no run sees the drift of its machine between hours, and fewer
+than three rounds see next to none of it, so their floor is doubled.
 """
 
 import statistics
@@ -12,11 +13,12 @@ from nori_cluster.bench.metrics import output_over_time, percentiles, tpot_of
 from nori_cluster.bench.records import RequestRecord, Summary
 
 HIGHER_IS_BETTER = frozenset({"output_tok_s", "total_tok_s", "request_s", "goodput_request_s"})
-FLOORS = {"p99": 0.25, "p90": 0.15, "p50": 0.10, "": 0.05}  # by what a metric's name ends with
-GOODPUT_FLOOR = 0.15  # requests at the edge of a bound fall to either side
+FLOORS = {"p99": 0.35, "p90": 0.25, "p50": 0.15, "": 0.10}  # by what a metric's name ends with
+GOODPUT_FLOOR = 0.25  # requests at the edge of a bound fall to either side
 QUARTERS = 4
-RULE_ROUNDS = "range over the median of {rounds} rounds, at least {floors}"
-RULE_ONE = "one round: twice the standard error between its quarters of time, at least twice {floors}"
+ENOUGH_ROUNDS = 3
+RULE_ROUNDS = "twice the range over the median of {rounds} rounds, at least {floors}"
+RULE_ONE = "one round: twice the standard error between its quarters of time, at least {floors}"
 
 
 def metrics_of(summary: Summary) -> dict[str, float]:
@@ -34,10 +36,15 @@ def metrics_of(summary: Summary) -> dict[str, float]:
     return found
 
 
-def floor(metric: str) -> float:
-    if metric.startswith("goodput"):
-        return GOODPUT_FLOOR
-    return next(value for end, value in FLOORS.items() if metric.endswith(end))
+def floor(metric: str, rounds: int) -> float:
+    value = GOODPUT_FLOOR
+    if not metric.startswith("goodput"):
+        value = next(value for end, value in FLOORS.items() if metric.endswith(end))
+    return value * _widening(rounds)
+
+
+def _widening(rounds: int) -> int:
+    return 1 if rounds >= ENOUGH_ROUNDS else 2
 
 
 def over_rounds(rounds: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], str]:
@@ -47,8 +54,8 @@ def over_rounds(rounds: Sequence[Mapping[str, float]]) -> tuple[dict[str, float]
         values = [metrics[name] for metrics in rounds if name in metrics]
         middle = statistics.median(values)
         if len(values) == len(rounds) and middle > 0:
-            spread[name] = max(floor(name), (max(values) - min(values)) / middle)
-    return spread, RULE_ROUNDS.format(rounds=len(rounds), floors=_floors())
+            spread[name] = max(floor(name, len(rounds)), 2 * (max(values) - min(values)) / middle)
+    return spread, RULE_ROUNDS.format(rounds=len(rounds), floors=_floors(len(rounds)))
 
 
 def within(summary: Summary, records: Sequence[RequestRecord]) -> tuple[dict[str, float], str]:
@@ -61,8 +68,8 @@ def within(summary: Summary, records: Sequence[RequestRecord]) -> tuple[dict[str
         if len(values) == QUARTERS:
             error = statistics.stdev(values) / statistics.mean(values) / QUARTERS**0.5
             wide = 2 * 2**0.5 * error  # two runs differ by the root of two more than one from the truth
-        spread[name] = max(2 * floor(name), wide)
-    return spread, RULE_ONE.format(floors=_floors())
+        spread[name] = max(floor(name, 1), wide)
+    return spread, RULE_ONE.format(floors=_floors(1))
 
 
 def _quarters(summary: Summary, records: Sequence[RequestRecord]) -> dict[str, list[float]]:
@@ -86,5 +93,6 @@ def _quarters(summary: Summary, records: Sequence[RequestRecord]) -> dict[str, l
     return found
 
 
-def _floors() -> str:
-    return f"{FLOORS['']:.0%} (rates), {FLOORS['p50']:.0%} (P50), {FLOORS['p99']:.0%} (P99)"
+def _floors(rounds: int) -> str:
+    rate, middle, tail = (FLOORS[end] * _widening(rounds) for end in ("", "p50", "p99"))
+    return f"{rate:.0%} (rates), {middle:.0%} (P50), {tail:.0%} (P99)"

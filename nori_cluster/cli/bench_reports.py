@@ -90,6 +90,8 @@ def verify_verb(
     found = verify(stated, again)
     if not json:
         show_verification(found)
+        for reason in again.invalid_because:
+            output.NOTES.print(Text(f"  about the run again: {reason}", style="yellow"))
     line = {"kind": "verify", "report": str(report), "url": target, "verification": found}
     output.last_line({**line, "again": again.metrics, "rounds": again.rounds, "invalid_because": again.invalid_because})
     raise typer.Exit(0 if found.reproduces else 1)

@@ -58,7 +58,7 @@ def test_everything_is_known_in_process(llm: LLM) -> None:
     )  # fmt: skip
     assert not any("unknown" in why for why in made.invalid_because)
     assert made.metrics == {"output_tok_s": 10.0}
-    assert made.spread["output_tok_s"] == pytest.approx(0.3)
+    assert made.spread["output_tok_s"] == pytest.approx(0.6)
     assert (found.weights, found.numerics_id) == ("float32", llm.spec.numerics_id)
     assert len(found.revision) == 16
     with pytest.raises(NoHeadline, match="sends no requests"):

@@ -105,7 +105,8 @@ def test_a_headline_carries_all_its_conditions() -> None:
     assert made.invalid_because == []
     text = headline(made)
     for words in (
-        "output tokens/s", "total without cached input", "tiny (revision r1; weights bfloat16, KV bfloat16)",
+        "output tokens/s ± 10% over 3 rounds", "total without cached input",
+        "tiny (revision r1; weights bfloat16, KV bfloat16)",
         "1 × Fake CPU", "TP 1 × 1 group", "constant 10 requests/s", "16 in / 8 out", "TTFT P50 100 ms, P99 10",
         "TPOT P50 10.0 ms, P99 10.", "goodput ", "100% within TTFT ≤ 500 ms, TPOT ≤ 30 ms",
         "EUR per million output tokens (1 × Fake CPU at 3.6/h; prices: a list)",
@@ -186,16 +187,17 @@ def test_the_median_round_counts() -> None:
     made = report(rounds(3))
     rates = [values["output_tok_s"] for values in made.rounds]
     assert made.metrics["output_tok_s"] == sorted(rates)[1]
-    assert made.spread_rule.startswith("range over the median of 3 rounds")
+    assert made.spread_rule.startswith("twice the range over the median of 3 rounds, at least 10%")
 
 
 def test_a_spread_has_floors_and_grows_with_the_noise() -> None:
     calm, wild = report(rounds(3)), report([*rounds(1), *rounds(1, ttft=0.2), *rounds(1, ttft=0.3)])
-    assert calm.spread["ttft_p50"] == 0.10
-    assert calm.spread["ttft_p99"] == 0.25
-    assert wild.spread["ttft_p50"] == pytest.approx(1.0, abs=0.1)
+    assert calm.spread["ttft_p50"] == 0.15
+    assert calm.spread["ttft_p99"] == 0.35
+    assert report(rounds(2)).spread["ttft_p50"] == 0.30
+    assert wild.spread["ttft_p50"] == pytest.approx(2.0, abs=0.1)
     one = report()
-    assert one.spread["output_tok_s"] == 0.10, "one round: the floor is doubled"
+    assert one.spread["output_tok_s"] == 0.20, "one round: the floor is doubled"
     assert one.spread_rule.startswith("one round")
 
 
