@@ -16,7 +16,8 @@ import msgspec
 import yaml
 
 from nori_cluster import env
-from nori_cluster.bench.environment import Git, Machine, busy_share
+from nori_cluster.bench.conditions import Conditions, discover
+from nori_cluster.bench.environment import Git, Machine, busy_share, machine
 from nori_cluster.bench.metrics import summarize
 from nori_cluster.bench.peer_process import Server
 from nori_cluster.bench.records import Lengths, LoadSpec, Slo, Summary
@@ -34,7 +35,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How one server is started and asked. command may hold ${python}, ${home} and environment variables.
 
     ready: URL that answers 200 once it serves. info: its conditions, kept with the figures (version, precision, flags).
-    install: shown when its program is not there.
+    install: shown when its program is not there. admin: of a Nori cluster, which tells its conditions.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     environment: dict[str, str] = {}
     info: dict[str, str] = {}
     install: str = ""
+    admin: str | None = None
     start_timeout: float = 600.0
 
 
@@ -115,6 +117,7 @@ class Measured(msgspec.Struct, kw_only=True):
     startup_s: list[float] = []
     busy_before: list[float | None] = []
     rounds: dict[int, list[Summary]] = {}
+    conditions: Conditions | None = None
     failure: str = ""
 
 
@@ -183,7 +186,16 @@ def _measure_once(measured: Measured, load: Load, round: int, run: Run, show: Ca
                 why = summary.failure_examples[0] if summary.failure_examples else "no request was sent"
                 raise NoriError(f"no request ended well at concurrency {concurrency}: {why}")
             measured.rounds.setdefault(concurrency, []).append(summary)
+            measured.conditions = measured.conditions or _conditions(peer, result.model)
             show(f"  c{concurrency}: {summary.run_output_tok_s:.1f} output tok/s")
+
+
+def _conditions(peer: Peer, model: str) -> Conditions | None:
+    """What it says of itself; what the file says of it stays beside that. None when the admin service says nothing."""
+    try:
+        return discover(peer.url, model, grpc=False, api_key=None, admin=peer.admin, host=machine())
+    except ConfigError:
+        return None
 
 
 def cell(summaries: Sequence[Summary]) -> Cell:
@@ -256,6 +268,7 @@ def _server(measured: Measured) -> Mapping[str, Any]:
         "command": [Path(measured.command[0]).name, *measured.command[1:]],
         "environment": peer.environment,
         "info": peer.info,
+        "conditions": measured.conditions,
         "startup_s": [round(seconds, 2) for seconds in measured.startup_s],
         "busy_before": measured.busy_before,
         "cells": {f"c{c}": cell(summaries) for c, summaries in measured.rounds.items()},

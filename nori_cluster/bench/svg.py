@@ -101,7 +101,9 @@ def _mark(mark: Mark, x_top: float, y_top: float) -> str:
     if mark.x is not None:
         x = _x(mark.x, x_top)
         ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"'
-        return f'<line class="mark" {ends}/><text x="{x + 4:.1f}" y="{TOP + 10}">{escape(mark.label)}</text>'
+        at, anchor = (x + 4, "start") if x < WIDTH / 2 else (x - 4, "end")
+        word = f'<text x="{at:.1f}" y="{TOP + 10}" text-anchor="{anchor}">{escape(mark.label)}</text>'
+        return f'<line class="mark" {ends}/>{word}'
     y = _y(mark.y or 0.0, y_top)
     ends = f'x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
     return f'<line class="mark" {ends}/><text x="{LEFT + 6}" y="{y - 4:.1f}">{escape(mark.label)}</text>'

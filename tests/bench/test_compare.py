@@ -102,6 +102,12 @@ def test_other_figures_do_not(changes: dict[str, float], words: str) -> None:
     assert any(re.fullmatch(words, why) for why in found.because)
 
 
+def test_conditions_that_changed_are_told_and_forgotten_ones_are_not() -> None:
+    other = msgspec.structs.replace(KNOWN, parallelism="TP 2 × 1 group", weights="")
+    found = verify(report(rounds(3)), report(rounds(1), conditions=other))
+    assert [d.what for d in found.differences] == ["parallelism"]
+
+
 def test_a_dead_server_does_not_reproduce() -> None:
     found = verify(report(rounds(3)), report([run(LOAD, failures=199)]))
     assert not found.reproduces

@@ -157,6 +157,8 @@ def test_the_verb_measures_two_servers_and_keeps_the_result(
     assert kept.name == time.strftime("%Y-%m-%d-peers.json", time.gmtime()) or kept.name.endswith("-peers.json")
     assert json.loads(kept.read_text())["best_peer_ratio"] == line["best_peer_ratio"]
     assert line["best_peer_ratio"]["c2"] > 1.5
+    assert line["servers"][1]["conditions"]["server"] == "someone"
+    assert line["servers"][2]["info"] == {"weights": "q4"}
     assert [len(s["startup_s"]) for s in line["servers"]] == [2, 2, 0]
     assert line["servers"][2]["failure"] == "round 1: broken ended with code 3 before it was ready: no such model"
     assert any("broken: round 1" in why for why in line["invalid_because"])
