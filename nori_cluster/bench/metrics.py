@@ -113,7 +113,7 @@ def summarize(
     completed = [r for r in records if r.failure is None and r.events]
     tokens = output_over_time(completed)
     window = find_window(spec, completed, tokens)
-    due = [r for r in records if not window.steady or window.start <= r.due <= window.end]
+    due = [r for r in records if window.whole or window.start <= r.due <= window.end]
     counted = [r for r in due if r.failure is None and r.events]
     failures = Counter(r.failure for r in records if r.failure is not None)
     run = max((r.last or r.sent for r in records), default=0.0)
@@ -151,7 +151,7 @@ def summarize(
 def _rates(completed: Sequence[RequestRecord], tokens: Tokens, window: Window, slo: Slo) -> dict[str, Any]:
     """Per second of the window. A prompt counts where its first token came; requests where they ended."""
     span = window.end - window.start
-    start = window.start if window.steady else -math.inf
+    start = -math.inf if window.whole else window.start
     prefilled = [r for r in completed if r.first is not None and start < r.first <= window.end]
     output, prompt = tokens.between(start, window.end), sum(map(input_tokens, prefilled))
     ended = [r for r in completed if r.last is not None and start < r.last <= window.end]

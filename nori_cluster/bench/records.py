@@ -47,6 +47,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: dict[str, Any] = {}  # extra fields of the request body, e.g. temperature
     endpoint: Literal["completions", "chat", "grpc"] = "completions"
     warmup: int = 2  # requests sent before, not counted
+    window: Literal["auto", "steady", "run"] = "auto"  # what figures are of; auto: run in a closed loop, else steady
     seed: int = 0
     processes: int = 1
     timeout: float = 600.0
@@ -104,7 +105,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ttft from `due`; tpot = (last - first) / (tokens - 1) per request; itl between events, divided by their tokens.
     uncached_tok_s counts prompt tokens that no cache answered plus output. goodput: good requests per second, and their
     share. client_cpu: busy share of the client's processes; client_events_s: events they took per second.
-    steady: whether a steady state was found; then it is the window, else the window is the whole run.
+    steady: whether a steady state was found; the window is it where the load asks for that, else the whole run.
     """
 
     requests: int

@@ -5,6 +5,9 @@ been through once), in an open one when the median request's time has passed onc
 which the load falls. It is called steady when it holds MIN_HALF arrivals in each half and its halves agree: output
 tokens within RATE_TOLERANCE and requests in flight within FLIGHT_TOLERANCE (a queue that grows is no steady state),
 both widened by 2 / sqrt(arrivals of a half), the noise of random arrivals. Otherwise the window is the whole run.
+
+Figures are of the steady state in open loops, whose last requests would else count as idle time, and of the whole run
+in closed ones, as other load generators measure them; LoadSpec.window says otherwise.
 """
 
 from collections.abc import Sequence
@@ -21,10 +24,11 @@ FLIGHT_TOLERANCE = 0.20
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Seconds of the run. rule: how it was found, or why the run as a whole was taken."""
+    """Seconds of the run that figures are of. whole: all of it. steady, rule: was a steady state found, and how."""
 
     start: float
     end: float
+    whole: bool
     steady: bool
     rule: str
 
@@ -49,13 +53,23 @@ def in_flight(records: Sequence[RequestRecord], start: float, end: float) -> flo
 
 def find_window(spec: LoadSpec, records: Sequence[RequestRecord], tokens: Tokens) -> Window:
     """records: those that ended well, by number; tokens: their output."""
+    found = find_steady(spec, records, tokens)
+    wanted = spec.window == "steady" or (spec.window == "auto" and spec.arrival != "closed")
+    if found.whole or wanted:
+        return found
+    last = max(r.last for r in records if r.last is not None)
+    return Window(0.0, last, True, True, f"whole run; steady from {found.start:.1f} to {found.end:.1f} s: {found.rule}")
+
+
+def find_steady(spec: LoadSpec, records: Sequence[RequestRecord], tokens: Tokens) -> Window:
+    """The steady state, or the whole run where there is none."""
     if not records:
-        return Window(0.0, 0.0, False, "no request ended well")
+        return Window(0.0, 0.0, True, False, "no request ended well")
     ends = sorted(r.last for r in records if r.last is not None)
     whole_end = ends[-1]
 
     def unsteady(reason: str) -> Window:
-        return Window(0.0, whole_end, False, f"whole run: {reason}")
+        return Window(0.0, whole_end, True, False, f"whole run: {reason}")
 
     end = max(r.due for r in records)
     if spec.arrival == "closed":
@@ -78,7 +92,7 @@ def find_window(spec: LoadSpec, records: Sequence[RequestRecord], tokens: Tokens
         return unsteady(f"output of the halves differs by {_apart(rates):.0%}")
     if _apart(flights) > FLIGHT_TOLERANCE + noise:
         return unsteady(f"requests in flight differ by {_apart(flights):.0%} between the halves")
-    return Window(start, end, True, f"{begins} to the last arrival; halves agree")
+    return Window(start, end, False, True, f"{begins} to the last arrival; halves agree")
 
 
 def _apart(pair: Sequence[float]) -> float:

@@ -181,6 +181,14 @@ Duration = Annotated[
     ),
 ]
 Warmup = Annotated[int, typer.Option("--warmup", help="Requests sent before, not counted.", rich_help_panel=ARRIVAL)]
+WindowChoice = Annotated[
+    Literal["auto", "steady", "run"],
+    typer.Option(
+        "--window",
+        help="What figures are of; auto: the whole run of a closed loop, the steady part of others.",
+        rich_help_panel=ARRIVAL,
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same requests.", rich_help_panel=ARRIVAL)]
 Input = Annotated[
     str | None,

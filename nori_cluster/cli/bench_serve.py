@@ -38,6 +38,7 @@ def serve(
     requests: flags.Requests = None,
     duration: flags.Duration = None,
     warmup: flags.Warmup = 2,
+    window: flags.WindowChoice = "auto",
     seed: flags.Seed = 0,
     input: flags.Input = None,
     output: flags.Output = None,

@@ -69,8 +69,19 @@ def test_latencies_count_from_due_and_not_from_sent() -> None:
     assert summary.send_lag.p50 == pytest.approx(400)
 
 
+def test_figures_of_a_closed_loop_are_of_the_whole_run_unless_asked_otherwise() -> None:
+    records = closed_loop(80)
+    summary = summarize(records, SPEC, Slo(), [])
+    assert summary.steady
+    assert (summary.window_start, summary.window_end) == (0, records[-1].last)
+    assert summary.ttft is not None
+    assert summary.ttft.count == 80
+    assert summary.output_tok_s == summary.run_output_tok_s
+
+
 def test_a_steady_closed_loop_and_its_rates() -> None:
-    summary = summarize(closed_loop(80), SPEC, Slo(), [0.1, 0.3])
+    spec = LoadSpec(concurrency=2, requests=80, output=Lengths(median=5), window="steady")
+    summary = summarize(closed_loop(80), spec, Slo(), [0.1, 0.3])
     assert summary.steady, summary.steady_rule
     assert summary.window_start == pytest.approx(0.199)
     assert summary.window_end == pytest.approx(7.8)
