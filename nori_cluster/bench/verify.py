@@ -29,10 +29,12 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """because: why it does not reproduce. differences: conditions that were not those of the report."""
+    """because: why it does not reproduce. differences: conditions that were not those of the report. warnings: what
+    speaks against either run."""
 
     reproduces: bool
     because: list[str]
+    warnings: list[str]
     checked: list[Checked]
     differences: list[Difference]
 
@@ -82,4 +84,8 @@ def verify(stated: Report, again: Report) -> Verification:
     if not any(c.decides for c in checked):
         because.append("the report states no figure with a spread")
     differences = [d for d in compare(stated, again).differences if d.what != "load.seed" and d.b not in UNKNOWN]
-    return Verification(reproduces=not because, because=because, checked=checked, differences=differences)
+    warnings = [f"the report is not valid: {reason}" for reason in stated.invalid_because]
+    warnings += [f"about the run again: {reason}" for reason in again.invalid_because]
+    return Verification(
+        reproduces=not because, because=because, warnings=warnings, checked=checked, differences=differences
+    )

@@ -90,10 +90,8 @@ def verify_verb(
     found = verify(stated, again)
     if not json:
         show_verification(found)
-        for reason in again.invalid_because:
-            output.NOTES.print(Text(f"  about the run again: {reason}", style="yellow"))
     line = {"kind": "verify", "report": str(report), "url": target, "verification": found}
-    output.last_line({**line, "again": again.metrics, "rounds": again.rounds, "invalid_because": again.invalid_because})
+    output.last_line({**line, "again": again.metrics, "rounds": again.rounds})
     raise typer.Exit(0 if found.reproduces else 1)
 
 
@@ -107,6 +105,8 @@ def show_verification(found: Verification) -> None:
     if found.differences:
         output.NOTES.print(Text("conditions that differ from the report's:", style="yellow"))
         show_differences(found.differences)
+    for warning in found.warnings:
+        output.NOTES.print(Text(f"warning: {warning}", style="yellow"))
     output.NOTES.print(Text("it reproduces" if found.reproduces else "it does not reproduce:", style="bold"))
     for reason in found.because:
         output.NOTES.print(Text(f"  {reason}", style="red"))

@@ -9,7 +9,7 @@ from fakes.bench_runs import HOST
 from fakes.checkpoints import make_tiny_llama
 
 from nori_cluster.bench.first_token import Stopwatch
-from nori_cluster.bench.inprocess import StartFailed, StartJob, conditions, latency, startup, throughput
+from nori_cluster.bench.inprocess import conditions, latency, throughput
 from nori_cluster.bench.report import SCHEMA_FILE, Batch, NoHeadline, build_in_process, headline, read
 from nori_cluster.cli.main import main
 from nori_cluster.errors import ConfigError
@@ -63,20 +63,6 @@ def test_everything_is_known_in_process(llm: LLM) -> None:
     assert len(found.revision) == 16
     with pytest.raises(NoHeadline, match="sends no requests"):
         headline(made)
-
-
-def test_a_start_has_phases(folder: Path) -> None:
-    (metrics,), last = startup(StartJob(model=str(folder), settings={"threads": 1, "device": "cpu"}, input=4), 1)
-    phases = ("process", "import", "load", "first_token")
-    assert metrics["total_ms"] == pytest.approx(sum(metrics[f"{phase}_ms"] for phase in phases))
-    assert all(metrics[f"{phase}_ms"] > 0 for phase in phases)
-    assert metrics["load/loading_weights_ms"] < metrics["load_ms"]
-    assert last.spec.dtype == "float32"
-
-
-def test_a_failed_start_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StartFailed, match=r"ended with code 1: .*nowhere"):
-        startup(StartJob(model=str(tmp_path / "nowhere"), settings={}, input=4), 1)
 
 
 def test_a_stopwatch_adds_up() -> None:
