@@ -113,7 +113,7 @@ def _timeline(report: Report) -> list[str]:
     if output is None or flight is None:
         return []
     summary = report.summary
-    edges = (("window", summary.window_start), ("", summary.window_end)) if summary and summary.steady else ()
+    edges = (("window", summary.window_start), ("", summary.window_end)) if summary and summary.window_start > 0 else ()
     marks = [Mark(label=label, x=at) for label, at in edges]
     marks += [Mark(label="", x=at) for at in report.figures.failed_at[:20]]
     lines = (
