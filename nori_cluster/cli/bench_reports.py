@@ -99,9 +99,10 @@ def show_verification(found: Verification) -> None:
     table = Table("figure", "stated", "again", "again / stated", "stated spread", "", box=None, pad_edge=False)
     for row in found.checked:
         cells = (row.metric, number(row.stated), number(row.again), f"{row.ratio:.3f}", f"± {row.spread:.0%}")
-        word = row.verdict if row.decides else f"{row.verdict}, not decisive"
+        word = row.verdict if row.decides else f"({row.verdict})"
         table.add_row(*cells, Text(word, style=COLOURS[row.verdict] if row.decides else "dim"))
     output.NOTES.print(table)
+    output.NOTES.print(Text("figures in parentheses do not decide", style="dim"))
     if found.differences:
         output.NOTES.print(Text("conditions that differ from the report's:", style="yellow"))
         show_differences(found.differences)

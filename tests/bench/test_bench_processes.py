@@ -122,6 +122,36 @@ def test_a_load_reproduces_on_the_same_server_only(tmp_path: Path, capfd: pytest
     assert "nothing answers at" in capfd.readouterr().err
 
 
+def test_a_sweep_of_a_real_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    given = server("a", 50.0)
+    load = ["--by", "concurrency", "--highest", "2", "--duration", "1", "--input", "8", "--output", "4"]
+    bounds = ["--ttft-p99", "5s", "--tpot-p99", "2s"]
+    with Server("a", [sys.executable, *given["command"][1:]], {}) as started:
+        started.start(given["ready"], 20.0)
+        words = [
+            "bench",
+            "sweep",
+            "--url",
+            given["url"],
+            *load,
+            *bounds,
+            "--rounds",
+            "2",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+        assert main(words) == 0
+    told = capfd.readouterr()
+    line = json.loads(told.out.splitlines()[-1])
+    assert (line["kind"], line["sweep"]["best"], line["sweep"]["next"]) == ("sweep", 2.0, None)
+    assert [point["value"] for point in line["sweep"]["points"]] == [1.0, 2.0]
+    assert line["load"]["concurrency"] == 2
+    assert line["slo"] == {"ttft": 5000.0, "tpot": 2000.0, "e2e": None}
+    assert len(line["rounds"]) == 2
+    assert "concurrency 2: " in told.err
+    assert "Frontier" in (tmp_path / "out/report.html").read_text()
+
+
 # -- fresh processes -------------------------------------------------------------------------------------------------
 
 
