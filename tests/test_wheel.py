@@ -63,6 +63,7 @@ def test_the_wheel_holds_what_it_must(wheel: Path) -> None:
         for suffix in ("pb2.py", "pb2.pyi", "pb2_grpc.py"):
             assert f"nori_cluster/rpc/generated/nori/{service}_service_{suffix}" in names
     assert "nori_cluster/py.typed" in names
+    assert "nori_cluster/bench/report.schema.json" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     packaged = {name for name in names if name.endswith(".py")}
     tree = {p.relative_to(ROOT).as_posix() for p in (ROOT / "nori_cluster").rglob("*.py")}
