@@ -92,9 +92,7 @@ def test_a_stopped_rank_is_named_while_another_waits_for_it(group: RingExecutor)
     group.check()
     os.kill(group.pids[1], signal.SIGSTOP)
     group.submit(make_plan(16))
-    with pytest.raises(
-        EngineFailure, match=r"rank 1 \(pid \d+\) gave no sign of life for [12]\.\d s; it"
-    ):
+    with pytest.raises(EngineFailure, match=r"rank 1 \(pid \d+\) gave no sign of life for [12]\.\d s; it"):
         group.collect()
 
 
