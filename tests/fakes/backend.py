@@ -16,7 +16,7 @@ class Script(msgspec.Struct, kw_only=True):
 
     tokens: replayed until EOS, a stop id or max_tokens; endless ones are fine. chunk: tokens per message. step: seconds
     between messages (0 = one turn of the loop). refusal: instead of accepted. fault: raised after fault_after tokens.
-    logprob: of every token. drafts: accepted and proposed, told at the end. start_after: seconds before the first token.
+    logprob: of every token. drafts: accepted and proposed, told at the end. start_after: seconds before the first one.
     """
 
     tokens: Iterable[int] = ()
