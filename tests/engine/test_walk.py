@@ -24,10 +24,10 @@ def test_random_walks(depth: int, batch: int) -> None:
 
 
 class LeakOnAbort(Scheduler):
-    def abort(self, key: int) -> None:
+    def abort(self, key: int, retryable: bool = False) -> None:
         sequence = self._sequences.get(key)
         ran = sequence is not None and sequence.slot >= 0
-        super().abort(key)
+        super().abort(key, retryable)
         if ran:
             self.pool._top -= 1
 
