@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: help run test check check-fast types bench bench-host bench-peers bench-detokenizer numerics long-walk schema-suite clean protos venv
+.PHONY: help run test check check-fast types bench bench-host bench-peers bench-detokenizer numerics long-walk drills drills-short schema-suite clean protos venv
 .DEFAULT_GOAL := help
 
 help:
