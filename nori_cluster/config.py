@@ -68,7 +68,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     device: str = "auto"
     collective_timeout: float = 30.0  # seconds; a step or collective that takes longer ends the group
-    beat_timeout: float = 5.0  # seconds; a process that gives no sign of life for so long ends its group
+    heartbeat_timeout: float = 5.0  # seconds; a process that gives no sign of life for so long ends its group
     threads: int | None = None  # torch CPU threads per worker; None = cores / workers on the host
 
 

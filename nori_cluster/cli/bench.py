@@ -1,10 +1,8 @@
 """`nori bench`: measurements, each verb a file of its own, imported when it is called."""
 
-from typing import Any
-
 import typer
-from typer.core import TyperCommand, TyperGroup
 
+from nori_cluster.cli.lazy import lazy_group
 from nori_cluster.registry import Registry
 
 VERBS = Registry(
@@ -38,20 +36,7 @@ SUMMARIES = {
 }
 
 
-class BenchGroup(TyperGroup):
-    """Lists the verbs from a table and imports one only to run it."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        for name, summary in SUMMARIES.items():
-            self.add_command(TyperCommand(name, help=summary))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return (name, typer.main.get_command(VERBS[name]), rest) if name else (name, command, rest)
-
-
-app = typer.Typer(cls=BenchGroup, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=lazy_group(VERBS, SUMMARIES), no_args_is_help=True, add_completion=False)
 
 
 @app.callback(help="Measure: a served model, the engine in this process, the client itself.")

@@ -5,12 +5,12 @@ Errors are one line on stderr: exit code 1 for what the world did, 2 for wrong u
 
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from nori_cluster import env
+from nori_cluster.cli.lazy import lazy_group
 from nori_cluster.errors import ConfigError, NoriError
 from nori_cluster.registry import Registry
 
@@ -43,20 +43,7 @@ SUMMARIES = {
 }
 
 
-class LazyGroup(TyperGroup):
-    """Lists the verbs from a table and imports one only to run it."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        for name, summary in SUMMARIES.items():
-            self.add_command(TyperCommand(name, help=summary))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return (name, typer.main.get_command(VERBS[name]), rest) if name else (name, command, rest)
-
-
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(cls=lazy_group(VERBS, SUMMARIES), no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 
 @app.callback(help="Nori Cluster: serve large language models on one machine or many.")

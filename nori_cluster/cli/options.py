@@ -231,7 +231,7 @@ def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
             tensor_parallel_size=options.tensor_parallel_size,
             device=options.device,
             collective_timeout=options.collective_timeout,
-            beat_timeout=options.heartbeat_timeout,
+            heartbeat_timeout=options.heartbeat_timeout,
         ),
         numerics=numerics(options.logprobs_mode, options.batch_invariant),
         speculative=speculative(options.speculative_config),

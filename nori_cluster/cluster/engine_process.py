@@ -61,7 +61,7 @@ class EngineProcess:
         size = self._config.parallel.tensor_parallel_size
         self._executor = await asyncio.to_thread(self._listener.accept, size, timeout)
         self._executor.depth = self._config.scheduler.depth or 1
-        self._executor.beat_timeout = self._config.parallel.beat_timeout
+        self._executor.heartbeat_timeout = self._config.parallel.heartbeat_timeout
         self._executor.step_timeout = self._config.parallel.collective_timeout
         core = EngineCore(Scheduler(self._config.scheduler, spec), self._executor)
         self._spec = spec

@@ -126,7 +126,7 @@ class WorkerGroup:
 
     async def _silence(self) -> str:
         """Returns once the engine process answers no more (stopped, or its loop is stuck)."""
-        limit = self.config.parallel.beat_timeout
+        limit = self.config.parallel.heartbeat_timeout
         while True:
             try:
                 async with asyncio.timeout(limit):

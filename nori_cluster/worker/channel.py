@@ -174,8 +174,8 @@ class Listener:
 class RingExecutor:
     """The engine's Executor: one ring of plans read by all workers, one ring of results written by rank 0.
 
-    beat_timeout: seconds without a beat after which a rank's process counts as stuck (stopped, swapped out, its host
-    gone). step_timeout: seconds that one step may take (a collective that never ends).
+    heartbeat_timeout: seconds without a beat after which a rank's process counts as stuck (stopped, swapped out).
+    step_timeout: seconds that one step may take (a collective that never ends).
     """
 
     chains = True
@@ -184,11 +184,11 @@ class RingExecutor:
         self,
         peers: list[tuple[socket.socket, Hello]],
         depth: int = 1,
-        beat_timeout: float = 5.0,
+        heartbeat_timeout: float = 5.0,
         step_timeout: float = 30.0,
     ) -> None:
         self.depth = depth
-        self.beat_timeout = beat_timeout
+        self.heartbeat_timeout = heartbeat_timeout
         self.step_timeout = step_timeout
         self._collected = 0
         self._born = time.monotonic_ns()
@@ -247,7 +247,7 @@ class RingExecutor:
         now = time.monotonic_ns()
         for rank, pid in enumerate(self.pids):
             silent = (now - (self._plans.marked(rank, _BEAT) or self._born)) / 1e9
-            if silent > self.beat_timeout:
+            if silent > self.heartbeat_timeout:
                 raise EngineFailure(
                     f"rank {rank} (pid {pid}) gave no sign of life for {silent:.1f} s; {self._progress(rank)}"
                 )

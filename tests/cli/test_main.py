@@ -9,7 +9,6 @@ import pytest
 from nori_cluster.cli import main as command
 from nori_cluster.cli.main import SUMMARIES, VERBS, main
 from nori_cluster.errors import CheckpointError
-from nori_cluster.registry import Registry
 from nori_cluster.version import __version__
 
 pytestmark = pytest.mark.unit
@@ -62,7 +61,7 @@ def test_errors_are_one_line_unless_debug(
     app = command.typer.Typer()
     app.command()(broken)
     monkeypatch.setattr("fakes.broken_verb", app, raising=False)
-    monkeypatch.setattr(command, "VERBS", Registry("command", {"version": "fakes:broken_verb"}))
+    monkeypatch.setitem(command.VERBS._targets, "version", "fakes:broken_verb")
     monkeypatch.delenv("NORI_DEBUG", raising=False)
     assert main(["version"]) == 1
     quiet = capsys.readouterr().err

@@ -52,7 +52,7 @@ class Stage:
             model=ModelConfig(name="tiny", path=str(folder), dtype="float32"),
             cache=CacheConfig(num_blocks=96),
             scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=256),
-            parallel=ParallelConfig(tensor_parallel_size=2, device="cpu", threads=1, beat_timeout=3.0),
+            parallel=ParallelConfig(tensor_parallel_size=2, device="cpu", threads=1, heartbeat_timeout=3.0),
             numerics=NumericsConfig(batch_invariant=True),
             speculative=SpeculativeConfig(method="ngram", num_speculative_tokens=2, prompt_lookup_min=1),
         )

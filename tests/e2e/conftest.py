@@ -41,7 +41,7 @@ def cluster(tiny_folder: Path) -> Iterator[Cluster]:
         model=ModelConfig(name="tiny", path=str(tiny_folder), dtype="float32"),
         cache=CacheConfig(num_blocks=64),
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256),
-        parallel=ParallelConfig(tensor_parallel_size=2, device="cpu", threads=1, beat_timeout=2.0),
+        parallel=ParallelConfig(tensor_parallel_size=2, device="cpu", threads=1, heartbeat_timeout=2.0),
         numerics=NumericsConfig(batch_invariant=True),  # so that streams that move say exactly the same
         speculative=SpeculativeConfig(method="ngram", num_speculative_tokens=2, prompt_lookup_min=1),
     )

@@ -86,7 +86,7 @@ def test_dead_rank_is_named(group: RingExecutor) -> None:
 
 def test_a_stopped_rank_is_named_while_another_waits_for_it(group: RingExecutor) -> None:
     group.stuck = True  # type: ignore[attr-defined]
-    group.beat_timeout = 1.0
+    group.heartbeat_timeout = 1.0
     group.submit(make_plan(0))
     group.collect()
     group.check()
@@ -98,7 +98,7 @@ def test_a_stopped_rank_is_named_while_another_waits_for_it(group: RingExecutor)
 
 def test_a_rank_that_stops_while_idle_is_noticed(group: RingExecutor) -> None:
     group.stuck = True  # type: ignore[attr-defined]
-    group.beat_timeout = 0.8
+    group.heartbeat_timeout = 0.8
     os.kill(group.pids[0], signal.SIGSTOP)
     with pytest.raises(EngineFailure, match=r"rank 0 \(pid \d+\) gave no sign of life"):
         for _ in range(100):
