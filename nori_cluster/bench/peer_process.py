@@ -81,22 +81,24 @@ class Server:
         return seconds
 
     def stop(self, grace: float = END_SECONDS) -> None:
-        """SIGTERM to it; after `grace` seconds SIGKILL to each of its processes that is left."""
+        """SIGTERM to it; after `grace` seconds, or when we are interrupted meanwhile, SIGKILL to all that is left."""
         if self._process is None:
             return
-        self._look()
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + grace
-        while time.monotonic() < deadline and (self._process.poll() is None or self._left()):
+        try:
             self._look()
-            time.sleep(POLL_SECONDS)
-        deadline = time.monotonic() + KILL_SECONDS
-        while (left := self._left()) and time.monotonic() < deadline:
-            for pid, _ in left:
-                _kill(pid)
-            time.sleep(POLL_SECONDS / 4)
-        self._process.wait()
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + grace
+            while time.monotonic() < deadline and (self._process.poll() is None or self._left()):
+                self._look()
+                time.sleep(POLL_SECONDS)
+        finally:
+            deadline = time.monotonic() + KILL_SECONDS
+            while (left := self._left()) and time.monotonic() < deadline:
+                for pid, _ in left:
+                    _kill(pid)
+                time.sleep(POLL_SECONDS / 4)
+            self._process.wait()
 
     def _look(self) -> None:
         """Remember what it has started so far: everything below it, and everything in sessions that those lead."""

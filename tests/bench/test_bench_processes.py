@@ -15,6 +15,7 @@ from fakes.checkpoints import make_tiny_llama
 from nori_cluster.bench.inprocess import StartFailed, StartJob, startup
 from nori_cluster.bench.peer_process import Server, ServerFailed
 from nori_cluster.cli.main import main
+from nori_cluster.cli.running import interrupt
 
 pytestmark = pytest.mark.e2e
 
@@ -40,6 +41,22 @@ def test_a_server_is_started_and_ended_with_its_stubborn_child() -> None:
         assert not alive(child)
     with pytest.raises(httpx.ConnectError):
         httpx.get(given["ready"])
+
+
+def test_an_interrupt_while_it_ends_leaves_nothing() -> None:
+    """The second Ctrl-C cuts the grace short."""
+    given = server("a", 100.0, "child")
+    with Server("a", [sys.executable, *given["command"][1:]], {}) as started:
+        started.start(given["ready"], 20.0)
+        child = httpx.get(given["ready"]).json()["child"]
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1.0)
+            with pytest.raises(KeyboardInterrupt):
+                started.stop(grace=60.0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert not alive(child)
 
 
 def test_others_are_left_alone() -> None:
