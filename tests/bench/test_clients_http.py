@@ -1,10 +1,17 @@
 """What the HTTP client writes, and how it treats its connections."""
 
+import asyncio
 import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import trustme
 
 from nori_cluster.bench.http_client import HttpClient, RequestWriter, parse_url
 from nori_cluster.bench.null_server import NullServerProcess, Reply, Script
@@ -85,3 +92,43 @@ async def test_a_fresh_connection_that_closes_is_a_failure() -> None:
             await client.send(client.prepare(Workload(SPEC).plan(0)), Answer())
         assert caught.value.kind == "broken_stream"
         await client.close()
+
+
+@asynccontextmanager
+async def tls_before(url: str, authority: trustme.CA) -> AsyncIterator[str]:
+    """A TLS end in front of the server at `url`, with a certificate for localhost."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+        await asyncio.gather(pump(reader, inner[1]), pump(inner[0], writer), return_exceptions=True)
+
+    async with await asyncio.start_server(joined, "127.0.0.1", 0, ssl=context) as outer:
+        yield f"https://localhost:{outer.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.contract
+async def test_https_with_a_known_and_an_unknown_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = trustme.CA()
+    known.cert_pem.write_to_path(tmp_path / "authority.pem")
+    with NullServerProcess(Script(replies=(Reply(),))) as server:
+        async with tls_before(server.url, known) as url:
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+            client = HttpClient(url, "null", Workload(SPEC), None, False)
+            for number in range(2):
+                answer = Answer()
+                await client.send(client.prepare(Workload(SPEC).plan(number)), answer)
+                assert len(answer.times) == 2
+            await client.close()
+        async with tls_before(server.url, trustme.CA()) as url:
+            client = HttpClient(url, "null", Workload(SPEC), None, False)
+            with pytest.raises(RequestFailed, match=r"self-signed certificate|unable to get local issuer") as caught:
+                await client.send(client.prepare(Workload(SPEC).plan(0)), Answer())
+            assert caught.value.kind == "connect"
+            await client.close()
