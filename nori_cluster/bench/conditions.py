@@ -7,6 +7,7 @@ which wins over what was asked). "" or None = unknown: report.validity makes tha
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -125,7 +126,7 @@ def _ask_http(conditions: Conditions, url: str, model: str, api_key: str | None)
         if owner == "llamacpp":
             props = _get(http, "/props")
             build = str(props.get("build_info", ""))
-            path = str(props.get("model_path", ""))
+            path = Path(str(props.get("model_path", ""))).name
             found = {"llama.cpp": build} if build else {}
             return conditions.known("asked", server=f"llama.cpp {build}".strip(), revision=path, software=found)
         found = {owner: version} if owner and version else {}

@@ -110,7 +110,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """What came of one server. rounds: concurrency → summaries. failure: why it was measured no further."""
+    """What came of one server. command: with its variables filled in. rounds: concurrency → summaries. failure: why it was measured no further."""
 
     peer: Peer
     command: list[str]
@@ -265,7 +265,7 @@ def _server(measured: Measured) -> Mapping[str, Any]:
     peer = measured.peer
     return {
         "name": peer.name,
-        "command": [Path(measured.command[0]).name, *measured.command[1:]],
+        "command": peer.command,  # as the file has it: what its variables hold is this machine's
         "environment": peer.environment,
         "info": peer.info,
         "conditions": measured.conditions,

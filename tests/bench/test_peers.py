@@ -39,7 +39,7 @@ def test_servers_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         seeds.setdefault(url, []).append(load.seed)
         return run(LoadSpec(arrival="constant", rate=rates[url] * load.concurrency, requests=50))
 
-    each = [Peer(name=url[-1], command=[sys.executable], ready=url, url=url) for url in rates]
+    each = [Peer(name=url[-1], command=["${python}"], ready=url, url=url) for url in rates]
     absent = Peer(name="d", command=["no-such-program"], ready="http://d", url="http://d", install="build it")
     plan = Plan(ours=each[0], peers=[*each[1:], absent], load=Load(concurrency=(1, 8)), rounds=3)
     found = measure(plan, send)
@@ -52,6 +52,7 @@ def test_servers_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert values["ratios"]["c1"]["lowest"] <= values["ratios"]["c1"]["ratio"] <= values["ratios"]["c1"]["highest"]
     assert values["not_installed"] == [{"name": "d", "why": "no-such-program is not installed", "install": "build it"}]
     assert values["invalid_because"] == []
+    assert values["servers"][0]["command"] == ["${python}"], "as the file has it"
     assert len(values["servers"][0]["cells"]["c8"]["output_tok_s"]) == 3
 
 
