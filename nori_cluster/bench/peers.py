@@ -110,7 +110,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """What came of one server. command: with its variables filled in. rounds: concurrency → summaries. failure: why it was measured no further."""
+    """What came of one server. command: variables filled in. rounds: concurrency → summaries. failure: why it ended."""
 
     peer: Peer
     command: list[str]
