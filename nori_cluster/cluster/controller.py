@@ -7,7 +7,7 @@ next after a backoff (reconcile.py decides when). Nothing here touches a request
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from ray.exceptions import RayError
@@ -16,6 +16,7 @@ from nori_cluster import telemetry
 from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.events import EventLog
 from nori_cluster.cluster.reconcile import GroupRecord, Phase, to_start
+from nori_cluster.cluster.roll import Roll
 from nori_cluster.cluster.router_keeper import RouterHandle, RouterKeeper, RouterProcess
 from nori_cluster.cluster.worker_group import WorkerGroup
 from nori_cluster.config import ClusterConfig, RouterConfig
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 GONE_SECONDS = 10.0  # for the processes of a lost group to end
+BACK_SECONDS = 600.0  # a rolling operation waits so long for one group
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,7 @@ class Controller:
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
         self._draining: set[str] = set()
+        self._rolling = False
         self._admin: admin.AdminServer | None = None
         self._first_error: NoriError | None = None
         self._changed = asyncio.Event()
@@ -180,22 +183,29 @@ class Controller:
         """EngineFailure while the router is lost."""
         return await self._router.snapshot()
 
-    def check_drainable(self, name: str) -> None:
-        """NotFound for a name without a group; Overloaded while the group is not up."""
+    def check_known(self, name: str) -> None:
+        """NotFound for a name without a group."""
         if name not in self.records:
             raise NotFound(f"no worker group {name!r}; there are: {', '.join(self._names)}", param="name")
+
+    def check_drainable(self, name: str) -> None:
+        """NotFound for a name without a group; Overloaded while the group is not up."""
+        self.check_known(name)
         if self.records[name].phase is not Phase.READY:
             raise Overloaded(f"worker group {name!r} is {self.records[name].phase.value}; try again when it is ready")
 
-    async def drain(self, name: str, grace: float) -> int:
-        """No new work for a group; returns the sequences left after `grace` seconds. EngineFailure when it is lost."""
+    async def drain(self, name: str, grace: float, *, hand_over: bool | None = None) -> int:
+        """No new work for a group; returns the sequences left after `grace` seconds. EngineFailure when it is lost.
+
+        hand_over: what is left then is given up, to go on elsewhere; None: where another group is ready.
+        """
         self.check_drainable(name)
         group = self.groups[name]
         await self._router.set_draining(name, True)
         self._draining.add(name)
         self._tell(self.records[name], "draining", f"at most {grace:g} s")
         others = [n for n, r in self.records.items() if r.phase is Phase.READY and n not in self._draining]
-        left = await group.drain(grace, bool(others))
+        left = await group.drain(grace, bool(others) if hand_over is None else hand_over)
         if name in self._draining:
             self._tell(self.records[name], "drained", f"{left} sequences left" if left else "")
         return left
@@ -210,3 +220,89 @@ class Controller:
         await self._router.set_draining(name, False)
         self._draining.discard(name)
         self._tell(self.records[name], "resumed")
+
+    # -- rolling operations -----------------------------------------------------------------------------------------
+
+    async def roll(
+        self,
+        names: Sequence[str],
+        act: Callable[[str], Awaitable[None]],
+        max_unavailable: int = 1,
+        *,
+        grace: float = 0.0,
+        on_progress: Callable[[int], None] = lambda percent: None,
+    ) -> None:
+        """Act on groups one after another, at most max_unavailable out of service at a time.
+
+        Each is drained (what runs gets `grace` seconds, then goes on in another group or waits for one), then
+        `act(name)` is awaited, then the group must be ready: act may change it in place or end its incarnation; the
+        drain is undone here. A group that is down by itself counts as unavailable and is waited for before its turn.
+        The first failure ends the roll after what is under way; a group whose act failed in place takes work again.
+        Raises EngineFailure (which groups failed and why, which are done, which were not touched), ConfigError for a
+        max_unavailable below 1, NotFound, and Overloaded while another roll is under way.
+        """
+        for name in names:
+            self.check_known(name)
+        if self._rolling:
+            raise Overloaded("another rolling operation is under way; try again when it has ended")
+        roll, tasks = Roll(names, max_unavailable), set[asyncio.Task[None]]()
+        self._rolling = True
+        try:
+            while not roll.over:
+                self._give_up_on(roll)
+                tasks |= {
+                    asyncio.create_task(self._turn(roll, name, act, grace)) for name in roll.take(self._down(roll))
+                }
+                if tasks:
+                    _, tasks = await asyncio.wait(tasks, timeout=TICK_SECONDS, return_when="FIRST_COMPLETED")
+                else:
+                    await asyncio.sleep(TICK_SECONDS)
+                on_progress(roll.percent)
+        finally:
+            self._rolling = False
+            for task in tasks:
+                task.cancel()
+        if (failure := roll.verdict()) is not None:
+            raise failure
+
+    def _down(self, roll: Roll) -> list[str]:
+        """Groups of the roll that are out of service, but not by it."""
+        names = [*roll.waiting, *roll.done]
+        return [name for name in names if self.records[name].phase is not Phase.READY or name in self._draining]
+
+    def _give_up_on(self, roll: Roll) -> None:
+        """Nobody brings these back, so the roll would wait for ever."""
+        for name in self._down(roll):
+            phase = self.records[name].phase
+            if phase is Phase.GIVEN_UP:
+                roll.failed(name, f"it is down; `nori resume {name}` starts it")
+            elif phase is Phase.READY:
+                roll.failed(name, f"it is drained; `nori resume {name}` lets it take work")
+
+    async def _turn(self, roll: Roll, name: str, act: Callable[[str], Awaitable[None]], grace: float) -> None:
+        """One group from its drain until it takes work again."""
+        try:
+            await self.drain(name, grace, hand_over=True)
+            try:
+                await act(name)
+                async with asyncio.timeout(BACK_SECONDS):
+                    await self._until_ready(name)
+            finally:
+                if name in self._draining:  # the same incarnation
+                    await self.resume(name)
+            roll.back(name)
+        except TimeoutError:
+            roll.failed(name, f"not ready again after {BACK_SECONDS:g} s")
+        except NoriError as error:
+            roll.failed(name, error.message)
+        except Exception as bug:
+            log.exception("a rolling operation failed at group %s", name)
+            roll.failed(name, f"{type(bug).__name__}: {bug}")
+
+    async def _until_ready(self, name: str) -> None:
+        """EngineFailure once a new incarnation of it failed."""
+        failures = self.records[name].failures
+        while self.records[name].phase is not Phase.READY:
+            if self.records[name].failures > failures:
+                raise EngineFailure(self.records[name].last_failure)
+            await asyncio.sleep(TICK_SECONDS / 4)

@@ -261,6 +261,88 @@ async def test_a_lost_router_is_replaced_on_its_port_until_it_works(how: str) ->
         assert all(router.dead for router in world.routers[:-1]), "routers that never served were left behind"
 
 
+# -- rolling operations ----------------------------------------------------------------------------------------------
+
+
+async def test_a_roll_takes_one_group_after_another_out_of_service() -> None:
+    world = World()
+    async with controller(world) as made:
+        for name in ("m-0", "m-1"):
+            world.newest(name).drains.set_result(0)
+        out: list[str] = []
+        percents: list[int] = []
+
+        async def act(name: str) -> None:
+            out.append(name)
+            world.journal.append(f"act on {name}")
+            assert made._draining == {name}
+
+        await made.roll(["m-0", "m-1"], act, grace=5.0, on_progress=percents.append)
+        assert world.journal == [
+            step for name in ("m-0", "m-1") for step in
+            (f"router drains {name}", f"drain {name} and hand over", f"act on {name}", f"resume {name}",
+             f"router resumes {name}")
+        ]  # fmt: skip
+        assert percents[-1] == 100
+        with pytest.raises(NotFound):
+            await made.roll(["m-9"], act)
+
+
+async def test_a_failed_act_stops_the_roll_and_the_group_takes_work_again() -> None:
+    world = World()
+    async with controller(world) as made:
+
+        async def act(name: str) -> None:
+            raise CheckpointError("model.safetensors: cut off")
+
+        with pytest.raises(EngineFailure, match=r"m-0: model.* \(done: none; not touched: m-1\)"):
+            await made.roll(["m-0", "m-1"], act)
+        assert world.journal[-1] == "router resumes m-0"
+        assert not made._draining
+
+
+async def test_a_group_lost_while_it_is_rolled_is_waited_for() -> None:
+    world = World()
+    async with controller(world) as made:
+
+        async def act(name: str) -> None:
+            world.newest(name).die()
+            await until(lambda: made.records[name].incarnation == 2)
+
+        await made.roll(["m-0", "m-1"], act, max_unavailable=2)
+        assert ready(made, 2)()
+        assert [record.incarnation for record in made.records.values()] == [2, 2]
+
+
+async def test_a_roll_does_not_wait_for_a_group_that_nobody_brings_back() -> None:
+    world = World()
+    async with controller(world) as made:
+        await made.drain("m-1", 0.5)
+
+        async def act(name: str) -> None:
+            raise AssertionError("nothing may be taken: one is out already")
+
+        with pytest.raises(EngineFailure, match="m-1: it is drained; `nori resume m-1`"):
+            await made.roll(["m-0", "m-1"], act)
+
+
+async def test_one_roll_at_a_time() -> None:
+    world = World()
+    async with controller(world) as made:
+        inside, leave = asyncio.Event(), asyncio.Event()
+
+        async def act(name: str) -> None:
+            inside.set()
+            await leave.wait()
+
+        first = asyncio.create_task(made.roll(["m-0"], act))
+        await inside.wait()
+        with pytest.raises(Overloaded, match="under way"):
+            await made.roll(["m-1"], act)
+        leave.set()
+        await first
+
+
 # -- stop ------------------------------------------------------------------------------------------------------------
 
 
