@@ -24,7 +24,7 @@ IN_FLIGHT_POLICY_ABORT: InFlightPolicy
 IN_FLIGHT_POLICY_CONTINUE: InFlightPolicy
 
 class WorkerGroup(_message.Message):
-    __slots__ = ("name", "model", "state", "parallelism", "workers", "load", "weight_version", "adapters", "create_time", "etag", "address", "engine_pid", "step", "numerics_id", "last_failure", "facts")
+    __slots__ = ("name", "model", "state", "parallelism", "workers", "load", "weight_version", "adapters", "create_time", "etag", "address", "engine_pid", "step", "numerics_id", "last_failure", "facts", "incarnation", "failures", "restarts")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[WorkerGroup.State]
@@ -70,6 +70,9 @@ class WorkerGroup(_message.Message):
     NUMERICS_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     state: WorkerGroup.State
@@ -86,7 +89,10 @@ class WorkerGroup(_message.Message):
     numerics_id: str
     last_failure: str
     facts: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[WorkerGroup.State, str]] = ..., parallelism: _Optional[_Union[Parallelism, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., weight_version: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., address: _Optional[str] = ..., engine_pid: _Optional[int] = ..., step: _Optional[int] = ..., numerics_id: _Optional[str] = ..., last_failure: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    incarnation: int
+    failures: int
+    restarts: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[WorkerGroup.State, str]] = ..., parallelism: _Optional[_Union[Parallelism, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., weight_version: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., address: _Optional[str] = ..., engine_pid: _Optional[int] = ..., step: _Optional[int] = ..., numerics_id: _Optional[str] = ..., last_failure: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., incarnation: _Optional[int] = ..., failures: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class Parallelism(_message.Message):
     __slots__ = ("tensor", "pipeline", "expert")
@@ -155,14 +161,18 @@ class GetClusterStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetClusterStatusResponse(_message.Message):
-    __slots__ = ("models", "gateways", "version")
+    __slots__ = ("models", "gateways", "version", "controller_restarts", "router_restarts")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelStatus]
     gateways: _containers.RepeatedCompositeFieldContainer[GatewayStatus]
     version: str
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayStatus, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
+    controller_restarts: int
+    router_restarts: int
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayStatus, _Mapping]]] = ..., version: _Optional[str] = ..., controller_restarts: _Optional[int] = ..., router_restarts: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
     __slots__ = ("model", "desired_groups", "ready_groups", "load")
@@ -229,6 +239,24 @@ class ScaleModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., group_count: _Optional[int] = ..., validate_only: _Optional[bool] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ScaleModelResponse(_message.Message):
+    __slots__ = ("operation",)
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    operation: Operation
+    def __init__(self, operation: _Optional[_Union[Operation, _Mapping]] = ...) -> None: ...
+
+class RestartModelRequest(_message.Message):
+    __slots__ = ("model", "max_unavailable", "grace_period", "request_id")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MAX_UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    GRACE_PERIOD_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    max_unavailable: int
+    grace_period: _duration_pb2.Duration
+    request_id: str
+    def __init__(self, model: _Optional[str] = ..., max_unavailable: _Optional[int] = ..., grace_period: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class RestartModelResponse(_message.Message):
     __slots__ = ("operation",)
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     operation: Operation

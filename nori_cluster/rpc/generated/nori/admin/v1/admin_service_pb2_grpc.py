@@ -55,6 +55,11 @@ class AdminServiceStub:
                 request_serializer=nori_dot_admin_dot_v1_dot_admin__service__pb2.ScaleModelRequest.SerializeToString,
                 response_deserializer=nori_dot_admin_dot_v1_dot_admin__service__pb2.ScaleModelResponse.FromString,
                 _registered_method=True)
+        self.RestartModel = channel.unary_unary(
+                '/nori.admin.v1.AdminService/RestartModel',
+                request_serializer=nori_dot_admin_dot_v1_dot_admin__service__pb2.RestartModelRequest.SerializeToString,
+                response_deserializer=nori_dot_admin_dot_v1_dot_admin__service__pb2.RestartModelResponse.FromString,
+                _registered_method=True)
         self.DrainWorkerGroup = channel.unary_unary(
                 '/nori.admin.v1.AdminService/DrainWorkerGroup',
                 request_serializer=nori_dot_admin_dot_v1_dot_admin__service__pb2.DrainWorkerGroupRequest.SerializeToString,
@@ -144,6 +149,13 @@ class AdminServiceServicer:
 
     def ScaleModel(self, request, context):
         """ScaleModel sets how many groups serve a model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestartModel(self, request, context):
+        """RestartModel starts every group of a model anew, one after another.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -255,6 +267,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ScaleModel,
                     request_deserializer=nori_dot_admin_dot_v1_dot_admin__service__pb2.ScaleModelRequest.FromString,
                     response_serializer=nori_dot_admin_dot_v1_dot_admin__service__pb2.ScaleModelResponse.SerializeToString,
+            ),
+            'RestartModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartModel,
+                    request_deserializer=nori_dot_admin_dot_v1_dot_admin__service__pb2.RestartModelRequest.FromString,
+                    response_serializer=nori_dot_admin_dot_v1_dot_admin__service__pb2.RestartModelResponse.SerializeToString,
             ),
             'DrainWorkerGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainWorkerGroup,
@@ -426,6 +443,33 @@ class AdminService:
             '/nori.admin.v1.AdminService/ScaleModel',
             nori_dot_admin_dot_v1_dot_admin__service__pb2.ScaleModelRequest.SerializeToString,
             nori_dot_admin_dot_v1_dot_admin__service__pb2.ScaleModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nori.admin.v1.AdminService/RestartModel',
+            nori_dot_admin_dot_v1_dot_admin__service__pb2.RestartModelRequest.SerializeToString,
+            nori_dot_admin_dot_v1_dot_admin__service__pb2.RestartModelResponse.FromString,
             options,
             channel_credentials,
             insecure,
