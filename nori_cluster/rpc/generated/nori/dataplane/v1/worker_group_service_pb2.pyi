@@ -49,6 +49,7 @@ class RejectionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECTION_REASON_INVALID: _ClassVar[RejectionReason]
     REJECTION_REASON_ADAPTER_NOT_LOADED: _ClassVar[RejectionReason]
     REJECTION_REASON_DEADLINE_PASSED: _ClassVar[RejectionReason]
+    REJECTION_REASON_OTHER_WEIGHTS: _ClassVar[RejectionReason]
 
 class GroupState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -81,6 +82,7 @@ REJECTION_REASON_TOO_LONG: RejectionReason
 REJECTION_REASON_INVALID: RejectionReason
 REJECTION_REASON_ADAPTER_NOT_LOADED: RejectionReason
 REJECTION_REASON_DEADLINE_PASSED: RejectionReason
+REJECTION_REASON_OTHER_WEIGHTS: RejectionReason
 GROUP_STATE_UNSPECIFIED: GroupState
 GROUP_STATE_STARTING: GroupState
 GROUP_STATE_READY: GroupState
@@ -147,7 +149,7 @@ class Accepted(_message.Message):
     def __init__(self, handles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GroupDescription(_message.Message):
-    __slots__ = ("model", "tokenizer_sha256", "vocab_size", "max_context_tokens", "max_running_sequences", "kv_block_tokens", "kv_blocks", "eos_token_ids", "weight_version", "role", "numerics_id", "hash_seed", "protocol_version", "dtype", "quantization")
+    __slots__ = ("model", "tokenizer_sha256", "vocab_size", "max_context_tokens", "max_running_sequences", "kv_block_tokens", "kv_blocks", "eos_token_ids", "weight_version", "role", "numerics_id", "hash_seed", "protocol_version", "dtype", "quantization", "weights_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +165,7 @@ class GroupDescription(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_sha256: bytes
     vocab_size: int
@@ -178,7 +181,8 @@ class GroupDescription(_message.Message):
     protocol_version: int
     dtype: str
     quantization: str
-    def __init__(self, model: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_version: _Optional[str] = ..., role: _Optional[_Union[GroupRole, str]] = ..., numerics_id: _Optional[str] = ..., hash_seed: _Optional[int] = ..., protocol_version: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ...) -> None: ...
+    weights_id: str
+    def __init__(self, model: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_version: _Optional[str] = ..., role: _Optional[_Union[GroupRole, str]] = ..., numerics_id: _Optional[str] = ..., hash_seed: _Optional[int] = ..., protocol_version: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_id: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("sequences",)
@@ -187,7 +191,7 @@ class Submit(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceRequest, _Mapping]]] = ...) -> None: ...
 
 class SequenceRequest(_message.Message):
-    __slots__ = ("handle", "prompt_group", "trace_id", "prompt_token_ids", "resumed_tokens", "sampling", "adapter", "priority", "cache_salt", "time_left", "top_logprobs", "prompt_logprobs", "kv_source", "order_key", "candidate", "task", "pooling", "reasoning_end_ids", "starts_in_reasoning", "bad_words", "adapter_revision")
+    __slots__ = ("handle", "prompt_group", "trace_id", "prompt_token_ids", "resumed_tokens", "sampling", "adapter", "priority", "cache_salt", "time_left", "top_logprobs", "prompt_logprobs", "kv_source", "order_key", "candidate", "task", "pooling", "reasoning_end_ids", "starts_in_reasoning", "bad_words", "adapter_revision", "weights_id")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_GROUP_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +213,7 @@ class SequenceRequest(_message.Message):
     STARTS_IN_REASONING_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_REVISION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ID_FIELD_NUMBER: _ClassVar[int]
     handle: int
     prompt_group: int
     trace_id: str
@@ -230,7 +235,8 @@ class SequenceRequest(_message.Message):
     starts_in_reasoning: bool
     bad_words: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenSequence]
     adapter_revision: int
-    def __init__(self, handle: _Optional[int] = ..., prompt_group: _Optional[int] = ..., trace_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resumed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ..., order_key: _Optional[int] = ..., candidate: _Optional[int] = ..., task: _Optional[_Union[Task, str]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., reasoning_end_ids: _Optional[_Iterable[int]] = ..., starts_in_reasoning: _Optional[bool] = ..., bad_words: _Optional[_Iterable[_Union[_generation_pb2.TokenSequence, _Mapping]]] = ..., adapter_revision: _Optional[int] = ...) -> None: ...
+    weights_id: str
+    def __init__(self, handle: _Optional[int] = ..., prompt_group: _Optional[int] = ..., trace_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resumed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ..., order_key: _Optional[int] = ..., candidate: _Optional[int] = ..., task: _Optional[_Union[Task, str]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., reasoning_end_ids: _Optional[_Iterable[int]] = ..., starts_in_reasoning: _Optional[bool] = ..., bad_words: _Optional[_Iterable[_Union[_generation_pb2.TokenSequence, _Mapping]]] = ..., adapter_revision: _Optional[int] = ..., weights_id: _Optional[str] = ...) -> None: ...
 
 class KvSource(_message.Message):
     __slots__ = ("group_id", "descriptor_bytes")

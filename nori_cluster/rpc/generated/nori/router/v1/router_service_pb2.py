@@ -25,51 +25,51 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#nori/router/v1/router_service.proto\x12\x0enori.router.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa2\x01\n\x0fRegisterRequest\x12\x37\n\x0cregistration\x18\x01 \x01(\x0b\x32!.nori.router.v1.GroupRegistration\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.nori.router.v1.GroupState\x12+\n\x06report\x18\x03 \x01(\x0b\x32\x1b.nori.router.v1.GroupReport\"!\n\x10RegisterResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x8b\x02\n\x11GroupRegistration\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x19\n\x11group_incarnation\x18\x02 \x01(\x06\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x1d\n\x15max_running_sequences\x18\x06 \x01(\r\x12\x17\n\x0fkv_block_tokens\x18\x07 \x01(\r\x12\x11\n\tkv_blocks\x18\x08 \x01(\r\x12\x11\n\thash_seed\x18\t \x01(\x06\x12\x13\n\x0bnumerics_id\x18\n \x01(\t\x12\x1a\n\x12max_batched_tokens\x18\x0b \x01(\r\"\xe2\x02\n\x0bGroupReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x19\n\x11running_sequences\x18\x02 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x03 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x12\x16\n\x0e\x66ree_kv_blocks\x18\x05 \x01(\r\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x02\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\x08 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\t \x01(\x04\x12\x1e\n\x16prefix_cache_evictions\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x1d\n\x15proposed_draft_tokens\x18\x0c \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\r \x01(\x04\"\xc3\x01\n\x11\x43oordinateRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.nori.router.v1.Hello\x12%\n\x06places\x18\x02 \x03(\x0b\x32\x15.nori.router.v1.Place\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\x04\x12*\n\x08\x66inished\x18\x04 \x03(\x0b\x32\x18.nori.router.v1.Finished\x12$\n\x05reach\x18\x05 \x01(\x0b\x32\x15.nori.router.v1.Reach\"&\n\x05Reach\x12\x1d\n\x15unreachable_group_ids\x18\x01 \x03(\t\"\x94\x01\n\x12\x43oordinateResponse\x12-\n\nplacements\x18\x01 \x03(\x0b\x32\x19.nori.router.v1.Placement\x12)\n\x08refusals\x18\x02 \x03(\x0b\x32\x17.nori.router.v1.Refusal\x12$\n\x05table\x18\x03 \x01(\x0b\x32\x15.nori.router.v1.Table\"\x86\x01\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1b\n\x13gateway_incarnation\x18\x02 \x01(\x06\x12\x32\n\ropen_requests\x18\x03 \x03(\x0b\x32\x1b.nori.router.v1.OpenRequest\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\"\x87\x01\n\x0bOpenRequest\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x1a\n\x12outstanding_tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x12\n\ncandidates\x18\x06 \x01(\r\"\x85\x03\n\x05Place\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x12\n\ncandidates\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\t \x03(\x06\x12,\n\ttime_left\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bttft_target\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0btpot_target\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0c\x63ontinuation\x18\r \x01(\x0b\x32\x1c.nori.router.v1.Continuation\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\t\"K\n\x0c\x43ontinuation\x12\x15\n\rlost_group_id\x18\x01 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"\x9b\x01\n\tPlacement\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\torder_key\x18\x03 \x01(\x04\x12)\n\x06waited\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ncandidates\x18\x05 \x03(\x0b\x32\x19.nori.router.v1.Candidate\"`\n\tCandidate\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\x12\x16\n\x0ematched_tokens\x18\x03 \x01(\r\x12\x1a\n\x12outstanding_tokens\x18\x04 \x01(\x04\"\x8a\x01\n\x07Refusal\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.nori.router.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12.\n\x0bretry_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x80\x01\n\x08\x46inished\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x08\"g\n\x05Table\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x06groups\x18\x02 \x03(\x0b\x32\x19.nori.router.v1.GroupView\x12\x10\n\x08gateways\x18\x03 \x01(\r\x12\x12\n\nqueue_full\x18\x04 \x01(\x08\"\xf7\x02\n\tGroupView\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12)\n\x05state\x18\x04 \x01(\x0e\x32\x1a.nori.router.v1.GroupState\x12\x1a\n\x12outstanding_tokens\x18\x05 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x06 \x01(\r\x12\x11\n\thash_seed\x18\x07 \x01(\x06\x12\x13\n\x0bnumerics_id\x18\x08 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\t \x01(\r\x12+\n\x06report\x18\n \x01(\x0b\x32\x1b.nori.router.v1.GroupReport\x12\x19\n\x11group_incarnation\x18\x0b \x01(\x06\x12\x1d\n\x15max_running_sequences\x18\x0c \x01(\r\x12\x1a\n\x12max_batched_tokens\x18\r \x01(\r\x12\x11\n\tkv_blocks\x18\x0e \x01(\r*\xd2\x01\n\nGroupState\x12\x1b\n\x17GROUP_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14GROUP_STATE_STARTING\x10\x01\x12\x17\n\x13GROUP_STATE_LOADING\x10\x02\x12\x15\n\x11GROUP_STATE_READY\x10\x03\x12\x14\n\x10GROUP_STATE_BUSY\x10\x04\x12\x17\n\x13GROUP_STATE_STALLED\x10\x05\x12\x18\n\x14GROUP_STATE_DRAINING\x10\x06\x12\x14\n\x10GROUP_STATE_DEAD\x10\x07*\xef\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1f\n\x1bREFUSAL_REASON_TENANT_LIMIT\x10\x01\x12\x1d\n\x19REFUSAL_REASON_QUEUE_FULL\x10\x02\x12\x1b\n\x17REFUSAL_REASON_NO_GROUP\x10\x03\x12 \n\x1cREFUSAL_REASON_UNKNOWN_MODEL\x10\x04\x12\"\n\x1eREFUSAL_REASON_DEADLINE_PASSED\x10\x05\x12\x1b\n\x17REFUSAL_REASON_TOO_LONG\x10\x06\x32\xbb\x01\n\rRouterService\x12W\n\nCoordinate\x12!.nori.router.v1.CoordinateRequest\x1a\".nori.router.v1.CoordinateResponse(\x01\x30\x01\x12Q\n\x08Register\x12\x1f.nori.router.v1.RegisterRequest\x1a .nori.router.v1.RegisterResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#nori/router/v1/router_service.proto\x12\x0enori.router.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa2\x01\n\x0fRegisterRequest\x12\x37\n\x0cregistration\x18\x01 \x01(\x0b\x32!.nori.router.v1.GroupRegistration\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.nori.router.v1.GroupState\x12+\n\x06report\x18\x03 \x01(\x0b\x32\x1b.nori.router.v1.GroupReport\"!\n\x10RegisterResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\xb7\x02\n\x11GroupRegistration\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x19\n\x11group_incarnation\x18\x02 \x01(\x06\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x1d\n\x15max_running_sequences\x18\x06 \x01(\r\x12\x17\n\x0fkv_block_tokens\x18\x07 \x01(\r\x12\x11\n\tkv_blocks\x18\x08 \x01(\r\x12\x11\n\thash_seed\x18\t \x01(\x06\x12\x13\n\x0bnumerics_id\x18\n \x01(\t\x12\x1a\n\x12max_batched_tokens\x18\x0b \x01(\r\x12\x12\n\nweights_id\x18\x0c \x01(\t\x12\x16\n\x0eweight_version\x18\r \x01(\t\"\xe2\x02\n\x0bGroupReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x19\n\x11running_sequences\x18\x02 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x03 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x12\x16\n\x0e\x66ree_kv_blocks\x18\x05 \x01(\r\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x02\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\x08 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\t \x01(\x04\x12\x1e\n\x16prefix_cache_evictions\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x1d\n\x15proposed_draft_tokens\x18\x0c \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\r \x01(\x04\"\xc3\x01\n\x11\x43oordinateRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.nori.router.v1.Hello\x12%\n\x06places\x18\x02 \x03(\x0b\x32\x15.nori.router.v1.Place\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\x04\x12*\n\x08\x66inished\x18\x04 \x03(\x0b\x32\x18.nori.router.v1.Finished\x12$\n\x05reach\x18\x05 \x01(\x0b\x32\x15.nori.router.v1.Reach\"&\n\x05Reach\x12\x1d\n\x15unreachable_group_ids\x18\x01 \x03(\t\"\x94\x01\n\x12\x43oordinateResponse\x12-\n\nplacements\x18\x01 \x03(\x0b\x32\x19.nori.router.v1.Placement\x12)\n\x08refusals\x18\x02 \x03(\x0b\x32\x17.nori.router.v1.Refusal\x12$\n\x05table\x18\x03 \x01(\x0b\x32\x15.nori.router.v1.Table\"\x86\x01\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1b\n\x13gateway_incarnation\x18\x02 \x01(\x06\x12\x32\n\ropen_requests\x18\x03 \x03(\x0b\x32\x1b.nori.router.v1.OpenRequest\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\"\x87\x01\n\x0bOpenRequest\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x1a\n\x12outstanding_tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x12\n\ncandidates\x18\x06 \x01(\r\"\x85\x03\n\x05Place\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x12\n\ncandidates\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\t \x03(\x06\x12,\n\ttime_left\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bttft_target\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0btpot_target\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0c\x63ontinuation\x18\r \x01(\x0b\x32\x1c.nori.router.v1.Continuation\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\t\"_\n\x0c\x43ontinuation\x12\x15\n\rlost_group_id\x18\x01 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\nweights_id\x18\x04 \x01(\t\"\x9b\x01\n\tPlacement\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\torder_key\x18\x03 \x01(\x04\x12)\n\x06waited\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ncandidates\x18\x05 \x03(\x0b\x32\x19.nori.router.v1.Candidate\"`\n\tCandidate\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\x12\x16\n\x0ematched_tokens\x18\x03 \x01(\r\x12\x1a\n\x12outstanding_tokens\x18\x04 \x01(\x04\"\x8a\x01\n\x07Refusal\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.nori.router.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12.\n\x0bretry_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x80\x01\n\x08\x46inished\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x08\"\xd0\x01\n\x05Table\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x06groups\x18\x02 \x03(\x0b\x32\x19.nori.router.v1.GroupView\x12\x10\n\x08gateways\x18\x03 \x01(\r\x12\x12\n\nqueue_full\x18\x04 \x01(\x08\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x17\n\ndrain_rate\x18\x06 \x01(\x02H\x00\x88\x01\x01\x12.\n\x0bretry_after\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_drain_rate\"\xa3\x03\n\tGroupView\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12)\n\x05state\x18\x04 \x01(\x0e\x32\x1a.nori.router.v1.GroupState\x12\x1a\n\x12outstanding_tokens\x18\x05 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x06 \x01(\r\x12\x11\n\thash_seed\x18\x07 \x01(\x06\x12\x13\n\x0bnumerics_id\x18\x08 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\t \x01(\r\x12+\n\x06report\x18\n \x01(\x0b\x32\x1b.nori.router.v1.GroupReport\x12\x19\n\x11group_incarnation\x18\x0b \x01(\x06\x12\x1d\n\x15max_running_sequences\x18\x0c \x01(\r\x12\x1a\n\x12max_batched_tokens\x18\r \x01(\r\x12\x11\n\tkv_blocks\x18\x0e \x01(\r\x12\x12\n\nweights_id\x18\x0f \x01(\t\x12\x16\n\x0eweight_version\x18\x10 \x01(\t*\xd2\x01\n\nGroupState\x12\x1b\n\x17GROUP_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14GROUP_STATE_STARTING\x10\x01\x12\x17\n\x13GROUP_STATE_LOADING\x10\x02\x12\x15\n\x11GROUP_STATE_READY\x10\x03\x12\x14\n\x10GROUP_STATE_BUSY\x10\x04\x12\x17\n\x13GROUP_STATE_STALLED\x10\x05\x12\x18\n\x14GROUP_STATE_DRAINING\x10\x06\x12\x14\n\x10GROUP_STATE_DEAD\x10\x07*\xef\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1f\n\x1bREFUSAL_REASON_TENANT_LIMIT\x10\x01\x12\x1d\n\x19REFUSAL_REASON_QUEUE_FULL\x10\x02\x12\x1b\n\x17REFUSAL_REASON_NO_GROUP\x10\x03\x12 \n\x1cREFUSAL_REASON_UNKNOWN_MODEL\x10\x04\x12\"\n\x1eREFUSAL_REASON_DEADLINE_PASSED\x10\x05\x12\x1b\n\x17REFUSAL_REASON_TOO_LONG\x10\x06\x32\xbb\x01\n\rRouterService\x12W\n\nCoordinate\x12!.nori.router.v1.CoordinateRequest\x1a\".nori.router.v1.CoordinateResponse(\x01\x30\x01\x12Q\n\x08Register\x12\x1f.nori.router.v1.RegisterRequest\x1a .nori.router.v1.RegisterResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nori.router.v1.router_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GROUPSTATE']._serialized_start=3059
-  _globals['_GROUPSTATE']._serialized_end=3269
-  _globals['_REFUSALREASON']._serialized_start=3272
-  _globals['_REFUSALREASON']._serialized_end=3511
+  _globals['_GROUPSTATE']._serialized_start=3273
+  _globals['_GROUPSTATE']._serialized_end=3483
+  _globals['_REFUSALREASON']._serialized_start=3486
+  _globals['_REFUSALREASON']._serialized_end=3725
   _globals['_REGISTERREQUEST']._serialized_start=88
   _globals['_REGISTERREQUEST']._serialized_end=250
   _globals['_REGISTERRESPONSE']._serialized_start=252
   _globals['_REGISTERRESPONSE']._serialized_end=285
   _globals['_GROUPREGISTRATION']._serialized_start=288
-  _globals['_GROUPREGISTRATION']._serialized_end=555
-  _globals['_GROUPREPORT']._serialized_start=558
-  _globals['_GROUPREPORT']._serialized_end=912
-  _globals['_COORDINATEREQUEST']._serialized_start=915
-  _globals['_COORDINATEREQUEST']._serialized_end=1110
-  _globals['_REACH']._serialized_start=1112
-  _globals['_REACH']._serialized_end=1150
-  _globals['_COORDINATERESPONSE']._serialized_start=1153
-  _globals['_COORDINATERESPONSE']._serialized_end=1301
-  _globals['_HELLO']._serialized_start=1304
-  _globals['_HELLO']._serialized_end=1438
-  _globals['_OPENREQUEST']._serialized_start=1441
-  _globals['_OPENREQUEST']._serialized_end=1576
-  _globals['_PLACE']._serialized_start=1579
-  _globals['_PLACE']._serialized_end=1968
-  _globals['_CONTINUATION']._serialized_start=1970
-  _globals['_CONTINUATION']._serialized_end=2045
-  _globals['_PLACEMENT']._serialized_start=2048
-  _globals['_PLACEMENT']._serialized_end=2203
-  _globals['_CANDIDATE']._serialized_start=2205
-  _globals['_CANDIDATE']._serialized_end=2301
-  _globals['_REFUSAL']._serialized_start=2304
-  _globals['_REFUSAL']._serialized_end=2442
-  _globals['_FINISHED']._serialized_start=2445
-  _globals['_FINISHED']._serialized_end=2573
-  _globals['_TABLE']._serialized_start=2575
-  _globals['_TABLE']._serialized_end=2678
-  _globals['_GROUPVIEW']._serialized_start=2681
-  _globals['_GROUPVIEW']._serialized_end=3056
-  _globals['_ROUTERSERVICE']._serialized_start=3514
-  _globals['_ROUTERSERVICE']._serialized_end=3701
+  _globals['_GROUPREGISTRATION']._serialized_end=599
+  _globals['_GROUPREPORT']._serialized_start=602
+  _globals['_GROUPREPORT']._serialized_end=956
+  _globals['_COORDINATEREQUEST']._serialized_start=959
+  _globals['_COORDINATEREQUEST']._serialized_end=1154
+  _globals['_REACH']._serialized_start=1156
+  _globals['_REACH']._serialized_end=1194
+  _globals['_COORDINATERESPONSE']._serialized_start=1197
+  _globals['_COORDINATERESPONSE']._serialized_end=1345
+  _globals['_HELLO']._serialized_start=1348
+  _globals['_HELLO']._serialized_end=1482
+  _globals['_OPENREQUEST']._serialized_start=1485
+  _globals['_OPENREQUEST']._serialized_end=1620
+  _globals['_PLACE']._serialized_start=1623
+  _globals['_PLACE']._serialized_end=2012
+  _globals['_CONTINUATION']._serialized_start=2014
+  _globals['_CONTINUATION']._serialized_end=2109
+  _globals['_PLACEMENT']._serialized_start=2112
+  _globals['_PLACEMENT']._serialized_end=2267
+  _globals['_CANDIDATE']._serialized_start=2269
+  _globals['_CANDIDATE']._serialized_end=2365
+  _globals['_REFUSAL']._serialized_start=2368
+  _globals['_REFUSAL']._serialized_end=2506
+  _globals['_FINISHED']._serialized_start=2509
+  _globals['_FINISHED']._serialized_end=2637
+  _globals['_TABLE']._serialized_start=2640
+  _globals['_TABLE']._serialized_end=2848
+  _globals['_GROUPVIEW']._serialized_start=2851
+  _globals['_GROUPVIEW']._serialized_end=3270
+  _globals['_ROUTERSERVICE']._serialized_start=3728
+  _globals['_ROUTERSERVICE']._serialized_end=3915
 # @@protoc_insertion_point(module_scope)

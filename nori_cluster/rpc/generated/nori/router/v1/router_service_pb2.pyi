@@ -63,7 +63,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class GroupRegistration(_message.Message):
-    __slots__ = ("group_id", "group_incarnation", "model", "address", "max_context_tokens", "max_running_sequences", "kv_block_tokens", "kv_blocks", "hash_seed", "numerics_id", "max_batched_tokens")
+    __slots__ = ("group_id", "group_incarnation", "model", "address", "max_context_tokens", "max_running_sequences", "kv_block_tokens", "kv_blocks", "hash_seed", "numerics_id", "max_batched_tokens", "weights_id", "weight_version")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,8 @@ class GroupRegistration(_message.Message):
     HASH_SEED_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     group_incarnation: int
     model: str
@@ -86,7 +88,9 @@ class GroupRegistration(_message.Message):
     hash_seed: int
     numerics_id: str
     max_batched_tokens: int
-    def __init__(self, group_id: _Optional[str] = ..., group_incarnation: _Optional[int] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., hash_seed: _Optional[int] = ..., numerics_id: _Optional[str] = ..., max_batched_tokens: _Optional[int] = ...) -> None: ...
+    weights_id: str
+    weight_version: str
+    def __init__(self, group_id: _Optional[str] = ..., group_incarnation: _Optional[int] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., hash_seed: _Optional[int] = ..., numerics_id: _Optional[str] = ..., max_batched_tokens: _Optional[int] = ..., weights_id: _Optional[str] = ..., weight_version: _Optional[str] = ...) -> None: ...
 
 class GroupReport(_message.Message):
     __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_kv_blocks", "tokens_per_second", "generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "prefix_cache_evictions", "preemptions", "proposed_draft_tokens", "accepted_draft_tokens")
@@ -209,14 +213,16 @@ class Place(_message.Message):
     def __init__(self, request: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., candidates: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ttft_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., tpot_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Continuation(_message.Message):
-    __slots__ = ("lost_group_id", "numerics_id", "attempt")
+    __slots__ = ("lost_group_id", "numerics_id", "attempt", "weights_id")
     LOST_GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ID_FIELD_NUMBER: _ClassVar[int]
     lost_group_id: str
     numerics_id: str
     attempt: int
-    def __init__(self, lost_group_id: _Optional[str] = ..., numerics_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    weights_id: str
+    def __init__(self, lost_group_id: _Optional[str] = ..., numerics_id: _Optional[str] = ..., attempt: _Optional[int] = ..., weights_id: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("request", "group_id", "order_key", "waited", "candidates")
@@ -271,19 +277,25 @@ class Finished(_message.Message):
     def __init__(self, request: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("epoch", "groups", "gateways", "queue_full")
+    __slots__ = ("epoch", "groups", "gateways", "queue_full", "waiting", "drain_rate", "retry_after")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FULL_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_RATE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupView]
     gateways: int
     queue_full: bool
-    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., gateways: _Optional[int] = ..., queue_full: _Optional[bool] = ...) -> None: ...
+    waiting: int
+    drain_rate: float
+    retry_after: _duration_pb2.Duration
+    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., gateways: _Optional[int] = ..., queue_full: _Optional[bool] = ..., waiting: _Optional[int] = ..., drain_rate: _Optional[float] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GroupView(_message.Message):
-    __slots__ = ("group_id", "model", "address", "state", "outstanding_tokens", "kv_block_tokens", "hash_seed", "numerics_id", "max_context_tokens", "report", "group_incarnation", "max_running_sequences", "max_batched_tokens", "kv_blocks")
+    __slots__ = ("group_id", "model", "address", "state", "outstanding_tokens", "kv_block_tokens", "hash_seed", "numerics_id", "max_context_tokens", "report", "group_incarnation", "max_running_sequences", "max_batched_tokens", "kv_blocks", "weights_id", "weight_version")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +310,8 @@ class GroupView(_message.Message):
     MAX_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     model: str
     address: str
@@ -312,4 +326,6 @@ class GroupView(_message.Message):
     max_running_sequences: int
     max_batched_tokens: int
     kv_blocks: int
-    def __init__(self, group_id: _Optional[str] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[GroupState, str]] = ..., outstanding_tokens: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., hash_seed: _Optional[int] = ..., numerics_id: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., report: _Optional[_Union[GroupReport, _Mapping]] = ..., group_incarnation: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ...) -> None: ...
+    weights_id: str
+    weight_version: str
+    def __init__(self, group_id: _Optional[str] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[GroupState, str]] = ..., outstanding_tokens: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., hash_seed: _Optional[int] = ..., numerics_id: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., report: _Optional[_Union[GroupReport, _Mapping]] = ..., group_incarnation: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., weights_id: _Optional[str] = ..., weight_version: _Optional[str] = ...) -> None: ...
