@@ -1,5 +1,7 @@
 """What a model needs of an attention backend: plan once per step, forward once per layer."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -8,8 +10,27 @@ from nori_cluster.device.forward import ForwardBatch
 from nori_cluster.device.kv_cache import KVCache
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionPattern:
+    """What one layer sees. window: a token sees itself and the window - 1 tokens before it; 0: all before it.
+
+    softcap: a scaled score s becomes softcap * tanh(s / softcap) before masks and softmax; 0: it stays s.
+    """
+
+    window: int = 0
+    softcap: float = 0.0
+
+
+def patterns_of(patterns: Sequence[AttentionPattern], num_layers: int) -> tuple[AttentionPattern, ...]:
+    """One for each layer; an empty sequence is a model without windows and soft caps."""
+    assert len(patterns) in (0, num_layers)
+    return tuple(patterns) or (AttentionPattern(),) * num_layers
+
+
 class AttentionBackend(Protocol):
-    """Causal attention over paged KV. Constructed once per worker as Backend(cache, num_heads, scale).
+    """Causal attention over paged KV. Constructed once per worker as Backend(cache, num_heads, scale, patterns).
+
+    patterns: one for each layer of the cache, or none when every layer sees everything uncapped (patterns_of).
 
     batch_invariant: whether the bits of a token's result depend on its own sequence alone: not on the rows beside it,
     on how its sequence was cut into steps or on cache hits.
@@ -26,7 +47,9 @@ class AttentionBackend(Protocol):
     def supports(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
         """Whether this backend runs on such tensors."""
 
-    def __init__(self, cache: KVCache, num_heads: int, scale: float) -> None: ...
+    def __init__(
+        self, cache: KVCache, num_heads: int, scale: float, patterns: Sequence[AttentionPattern] = ()
+    ) -> None: ...
 
     def plan(self, batch: ForwardBatch) -> Any:
         """Everything of a step that does not depend on the layer."""

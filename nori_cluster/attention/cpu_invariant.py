@@ -2,11 +2,11 @@
 
 Keys come in splits at fixed positions. Every product is of whole tiles of rows with one split; the weights of a row
 are relative to its greatest score, so the splits' sums and outputs are simply added, in the order of positions. A split
-that is wholly hidden adds exact zeros: a row may be computed with more splits than it has. One token, a chunk of a
-prompt and the whole prompt therefore give the same bits at the same position.
+that is wholly hidden, past a row's end or before its window, adds exact zeros: a row may be computed with more splits
+than it has. One token, a chunk of a prompt and the whole prompt therefore give the same bits at the same position.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
+from nori_cluster.attention.base import AttentionPattern, patterns_of
 from nori_cluster.device.forward import ForwardBatch
 from nori_cluster.device.kv_cache import KVCache
 from nori_cluster.device.tiles import ROW_TILE
@@ -48,7 +49,7 @@ class Gathered:
 @dataclass(frozen=True, slots=True)
 class InvariantPlan:
     lines: torch.Tensor  # [2 (k|v), T, kv heads] lines in layer 0 where the new KV goes
-    parts: tuple[Gathered, ...]
+    views: tuple[tuple[Gathered, ...], ...]  # the rows of the step, once for each window of the model
 
 
 class CpuInvariantAttention:
@@ -56,7 +57,11 @@ class CpuInvariantAttention:
 
     batch_invariant = True
 
-    def __init__(self, cache: KVCache, num_heads: int, scale: float) -> None:
+    def __init__(self, cache: KVCache, num_heads: int, scale: float, patterns: Sequence[AttentionPattern] = ()) -> None:
+        patterns = patterns_of(patterns, cache.num_layers)
+        self.windows = sorted({pattern.window for pattern in patterns})
+        self._view = [self.windows.index(pattern.window) for pattern in patterns]  # of each layer
+        self._softcap = [pattern.softcap for pattern in patterns]
         self.cache = cache
         self.group = num_heads // cache.num_kv_heads  # query heads per KV head
         self.scale = scale
@@ -75,9 +80,12 @@ class CpuInvariantAttention:
         single = np.diff(batch.query_starts) == 1
         return InvariantPlan(
             lines=self.cache.line_index(batch.slot_mapping),
-            parts=(
-                *self._buckets(batch, np.flatnonzero(single)),
-                *(self._chunk(batch, int(row)) for row in np.flatnonzero(~single)),
+            views=tuple(
+                (
+                    *self._buckets(batch, np.flatnonzero(single), window),
+                    *(self._chunk(batch, int(row), window) for row in np.flatnonzero(~single)),
+                )
+                for window in self.windows
             ),
         )
 
@@ -88,13 +96,13 @@ class CpuInvariantAttention:
         self._lines.index_copy_(0, lines[0].flatten(), k.reshape(-1, k.shape[-1]))
         self._lines.index_copy_(0, lines[1].flatten(), v.reshape(-1, v.shape[-1]))
         out = torch.empty(q.shape, dtype=q.dtype)
-        for part in plan.parts:
+        for part in plan.views[self._view[layer]]:
             keys, values = self._gather(layer, part)
             for queries in part.queries:
-                out[queries.tokens] = self._attend(q[queries.tokens], keys, values, queries)
+                out[queries.tokens] = self._attend(q[queries.tokens], keys, values, queries, self._softcap[layer])
         return out
 
-    def _buckets(self, batch: ForwardBatch, rows: NDArray[np.int64]) -> Iterator[Gathered]:
+    def _buckets(self, batch: ForwardBatch, rows: NDArray[np.int64], window: int) -> Iterator[Gathered]:
         """Rows of one token, those of like length together."""
         if not len(rows):
             return
@@ -106,17 +114,20 @@ class CpuInvariantAttention:
             longest = int(splits[classes == kind].max())
             most = max(1, BUCKET_BYTES // (longest * split_bytes))
             for first in range(0, len(members), most):
-                yield self._bucket(batch, members[first : first + most], longest)
+                yield self._bucket(batch, members[first : first + most], longest, window)
 
-    def _bucket(self, batch: ForwardBatch, rows: NDArray[np.int64], splits: int) -> Gathered:
+    def _bucket(self, batch: ForwardBatch, rows: NDArray[np.int64], splits: int, window: int) -> Gathered:
         ends = torch.from_numpy(batch.context_lens[rows]).view(-1, 1, 1, 1)
-        hidden = torch.arange(splits * self.split).view(splits, 1, 1, 1, self.split) >= ends
+        places = torch.arange(splits * self.split).view(splits, 1, 1, 1, self.split)
+        hidden = places >= ends
+        if window:
+            hidden |= places < ends - window
         whole = len(rows) == batch.num_rows == batch.num_tokens
         tokens = slice(0, len(rows)) if whole else torch.from_numpy(batch.query_starts[rows].astype(np.int64))
         queries = Queries(tokens, len(rows), splits, _mask(hidden))
         return Gathered(self._page_index(batch, rows, splits), len(rows), (queries,))
 
-    def _chunk(self, batch: ForwardBatch, row: int) -> Gathered:
+    def _chunk(self, batch: ForwardBatch, row: int, window: int) -> Gathered:
         """Several tokens of one sequence, QUERY_TILE at a time."""
         start, stop = int(batch.query_starts[row]), int(batch.query_starts[row + 1])
         context = int(batch.context_lens[row])
@@ -124,10 +135,13 @@ class CpuInvariantAttention:
         for first in range(start, stop, QUERY_TILE):
             last = min(first + QUERY_TILE, stop)
             places = torch.arange(first, last) - stop + context
-            clear = int(places[0]) // self.split  # splits that every token of the tile sees whole
+            clear = 0 if window else int(places[0]) // self.split  # splits that every token of the tile sees whole
             splits = int(places[-1]) // self.split + 1
             keys = torch.arange(clear * self.split, splits * self.split).view(-1, 1, 1, 1, self.split)
-            hidden = keys > places.repeat_interleave(self.group).view(-1, 1)
+            own = places.repeat_interleave(self.group).view(-1, 1)
+            hidden = keys > own
+            if window:
+                hidden |= keys <= own - window
             hidden = pad(hidden, (0, 0, 0, -hidden.shape[3] % ROW_TILE))
             tiles.append(Queries(slice(first, last), 1, splits, _mask(hidden)))
         rows = np.array([row])
@@ -154,7 +168,9 @@ class CpuInvariantAttention:
         keys, values = out.view(shape).unbind(0)
         return keys, values
 
-    def _attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, queries: Queries) -> torch.Tensor:
+    def _attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, queries: Queries, cap: float
+    ) -> torch.Tensor:
         """q [rows * n, heads, dim] → the same shape. m: n · group rows of a product, filled up to whole tiles."""
         rows, splits = queries.rows, queries.splits
         heads, dim = self.cache.num_kv_heads, self.cache.head_dim
@@ -162,6 +178,8 @@ class CpuInvariantAttention:
         folded = (q * self.scale).view(rows, -1, heads, self.group, dim).transpose(1, 2).reshape(rows, heads, used, dim)
         folded = pad(folded, (0, 0, 0, -used % ROW_TILE))
         scores = torch.matmul(folded, keys[:splits].transpose(-1, -2)).float()  # [splits, rows, heads, m, split]
+        if cap:
+            scores = scores.div_(cap).tanh_().mul_(cap)
         scores[splits - len(queries.mask) :] += queries.mask
         weights = scores.sub_(scores.amax(dim=(0, 4), keepdim=True)).exp_()
         parts = torch.matmul(weights.to(q.dtype), values[:splits]).float()  # [splits, rows, heads, m, dim]

@@ -1,7 +1,10 @@
 """The oracle: one row and one head at a time, float32 or better, nothing clever. Runs on any device and dtype."""
 
+from collections.abc import Sequence
+
 import torch
 
+from nori_cluster.attention.base import AttentionPattern, patterns_of
 from nori_cluster.device.forward import ForwardBatch
 from nori_cluster.device.kv_cache import KVCache
 
@@ -12,8 +15,9 @@ class ReferenceAttention:
     batch_invariant = False
     numerics = "reference"
 
-    def __init__(self, cache: KVCache, num_heads: int, scale: float) -> None:
+    def __init__(self, cache: KVCache, num_heads: int, scale: float, patterns: Sequence[AttentionPattern] = ()) -> None:
         self.cache = cache
+        self.patterns = patterns_of(patterns, cache.num_layers)
         self.num_heads = num_heads
         self.scale = scale
 
@@ -44,15 +48,21 @@ class ReferenceAttention:
                     q[start:stop, head],
                     keys[:, source].reshape(-1, q.shape[-1])[:context],
                     values[:, source].reshape(-1, q.shape[-1])[:context],
+                    self.patterns[layer],
                 )
         return out
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: AttentionPattern) -> torch.Tensor:
         """q [n, dim] are the last n of the context's tokens; k, v [context, dim]."""
         exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         scores = q.to(exact) @ k.to(exact).T * self.scale
+        if pattern.softcap:
+            scores = pattern.softcap * (scores / pattern.softcap).tanh()
         context, count = len(k), len(q)
         places = torch.arange(context, device=q.device)
-        hidden = places[None, :] > places[context - count :, None]
+        own = places[context - count :, None]
+        hidden = places > own
+        if pattern.window:
+            hidden |= places <= own - pattern.window
         weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         return (weights @ v.to(exact)).to(q.dtype)

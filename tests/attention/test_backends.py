@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from nori_cluster.attention import ATTENTION
+from nori_cluster.attention.base import AttentionPattern
 from nori_cluster.device.forward import ForwardBatch
 from nori_cluster.device.kv_cache import KVCache
 
@@ -64,15 +65,18 @@ class Rows:
     def new(self, parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat([part[prefix:] for part, (prefix, _) in zip(parts, self.shapes, strict=True)])
 
-    def dense(self, scale: float) -> torch.Tensor:
+    def dense(self, scale: float, pattern: AttentionPattern = AttentionPattern()) -> torch.Tensor:
         """Attention by its definition, in float64, without any paging."""
         out = []
         for q, k, v, (prefix, new) in zip(self.q, self.k, self.v, self.shapes, strict=True):
             repeat = q.shape[1] // k.shape[1]
             keys, values = k.double().repeat_interleave(repeat, 1), v.double().repeat_interleave(repeat, 1)
             scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
-            future = torch.arange(prefix + new)[None, :] > torch.arange(prefix, prefix + new)[:, None]
-            weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+            if pattern.softcap:
+                scores = pattern.softcap * torch.tanh(scores / pattern.softcap)
+            behind = torch.arange(prefix, prefix + new)[:, None] - torch.arange(prefix + new)[None, :]
+            hidden = (behind < 0) | (behind >= (pattern.window or prefix + new))
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             out.append(torch.einsum("hqk,khd->qhd", weights, values))
         return torch.cat(out)
 
@@ -102,6 +106,30 @@ def test_equals_dense_attention(name: str, mixture: str, heads: int, kv_heads: i
     expected = rows.dense(scale)
     error = (out.double() - expected).abs().max() / expected.abs().max()
     assert error < (2e-6 if dtype == torch.float32 else 2e-2)
+
+
+PATTERNS = {
+    "window 1": AttentionPattern(window=1),
+    "window within a block": AttentionPattern(window=7),
+    "window of blocks": AttentionPattern(window=32),
+    "window over splits": AttentionPattern(window=150),
+    "soft cap": AttentionPattern(softcap=0.7),
+    "both": AttentionPattern(window=20, softcap=0.5),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION))
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_windows_and_soft_caps_of_single_layers(name: str, mixture: str, pattern: str) -> None:
+    """Layer 0 has the pattern, layer 1 sees everything."""
+    rows = Rows(MIXTURES[mixture], 2, 6, torch.float32)
+    backend = ATTENTION[name](rows.cache, 6, 0.3, [PATTERNS[pattern], AttentionPattern()])
+    plan = backend.plan(rows.batch())
+    for layer, expected in enumerate([rows.dense(0.3, PATTERNS[pattern]), rows.dense(0.3)]):
+        rows.write_prefixes(layer)
+        out = backend.forward(layer, torch.cat(rows.q), rows.new(rows.k), rows.new(rows.v), plan)
+        assert (out.double() - expected).abs().max() / expected.abs().max() < 2e-6
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTION))
@@ -169,7 +197,7 @@ def test_cpu_paged_splits_buckets_that_outgrow_the_cache(monkeypatch: pytest.Mon
     backend = ATTENTION["cpu_paged"](rows.cache, 9, 0.25)
     rows.write_prefixes(0)
     plan = backend.plan(rows.batch())
-    assert len(plan.decode) > 1
+    assert len(plan.views[0].decode) > 1
     out = backend.forward(0, torch.cat(rows.q), rows.new(rows.k), rows.new(rows.v), plan)
     torch.testing.assert_close(out.double(), rows.dense(0.25), rtol=1e-5, atol=1e-5)
 
