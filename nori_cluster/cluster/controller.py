@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 from nori_cluster import telemetry
 from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.events import EventLog
+from nori_cluster.cluster.placement import Unplaceable, check_replicas
 from nori_cluster.cluster.reconcile import GroupRecord, Phase, to_start
 from nori_cluster.cluster.roll import Roll
 from nori_cluster.cluster.router_keeper import RouterHandle, RouterKeeper, RouterProcess
@@ -50,9 +51,8 @@ class Controller:
     ) -> None:
         telemetry.configure_logging("controller")
         self.config = config
-        model = config.group.model.name
-        self._names = [f"{model}-{index}" for index in range(config.replicas)]
-        self.records = {name: GroupRecord(name=name) for name in self._names}
+        self._names = self._names_of(config.replicas)  # of the wanted groups
+        self.records = {name: GroupRecord(name=name) for name in self._names}  # also of those that are being removed
         self.groups: dict[str, WorkerGroup] = {}
         self._make_group = make_group
         self._router = RouterKeeper(lambda: make_router(config.router), config.internal_host, config.ports.router)
@@ -60,11 +60,15 @@ class Controller:
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
         self._draining: set[str] = set()
-        self._rolling = False
+        self._operation = ""  # the rolling operation or scaling under way
+        self._on_purpose: set[str] = set()  # groups whose incarnation is ended by us
         self._admin: admin.AdminServer | None = None
         self._first_error: NoriError | None = None
         self._changed = asyncio.Event()
         self.events = EventLog()
+
+    def _names_of(self, count: int) -> list[str]:
+        return [f"{self.config.group.model.name}-{index}" for index in range(count)]
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -95,11 +99,11 @@ class Controller:
             record.incarnation,
             self.config.group,
             host=self.config.internal_host,
-            port=port + self._names.index(name) if port else 0,
+            port=port + int(name.rpartition("-")[2]) if port else 0,
             router=self._router.address,
         )
         self.groups[name] = group
-        reason = "stopped"
+        reason, placed = "stopped", True
         try:
             await group.start()
             record.became_ready(time.monotonic())
@@ -107,6 +111,8 @@ class Controller:
             self._tell(record, "ready", f"serves at {group.address}")
             log.info("group %s is ready at %s", name, group.address)
             reason = await group.watch()
+        except Unplaceable as error:
+            reason, placed = error.message, False
         except Exception as error:  # whatever it was, the group is lost and its place must come free
             reason = str(error) or type(error).__name__
             if not isinstance(error, NoriError | RayError | TimeoutError):
@@ -115,15 +121,28 @@ class Controller:
                 known = error if isinstance(error, NoriError) else EngineFailure(f"{name} did not start: {reason}")
                 self._first_error = self._first_error or known
         finally:
-            await self._end(record, group, reason)
+            self._note_end(record, reason, placed)
+            await self._clear(record, group)
 
-    async def _end(self, record: GroupRecord, group: WorkerGroup, reason: str) -> None:
-        """Every process of the incarnation is ended; its place is free for the next."""
-        record.failed(reason, time.monotonic())
+    def _note_end(self, record: GroupRecord, reason: str, placed: bool) -> None:
+        """Why an incarnation ended, in its record, the log and the events."""
         self._draining.discard(record.name)  # the next incarnation takes work
-        if not self._stopping:
-            log.warning("group %s, incarnation %d, is lost: %s", record.name, record.incarnation, reason)
-            self._tell(record, "lost", reason)
+        if record.name in self._on_purpose:
+            self._on_purpose.discard(record.name)
+            record.ended()
+        elif placed:
+            record.failed(reason, time.monotonic())
+            if not self._stopping:
+                log.warning("group %s, incarnation %d, is lost: %s", record.name, record.incarnation, reason)
+                self._tell(record, "lost", reason)
+        else:
+            if record.unplaceable != reason:  # said once
+                log.error("no room for group %s: it %s", record.name, reason)
+                self._tell(record, "unplaceable", reason)
+            record.unplaced(reason, time.monotonic())
+
+    async def _clear(self, record: GroupRecord, group: WorkerGroup) -> None:
+        """Every process of the incarnation is ended; its place is free for the next."""
         try:
             group.kill()
             if not self._stopping and not await group.gone(GONE_SECONDS):
@@ -243,10 +262,8 @@ class Controller:
         """
         for name in names:
             self.check_known(name)
-        if self._rolling:
-            raise Overloaded("another rolling operation is under way; try again when it has ended")
         roll, tasks = Roll(names, max_unavailable), set[asyncio.Task[None]]()
-        self._rolling = True
+        self._begin("a rolling operation")
         try:
             while not roll.over:
                 self._give_up_on(roll)
@@ -259,7 +276,7 @@ class Controller:
                     await asyncio.sleep(TICK_SECONDS)
                 on_progress(roll.percent)
         finally:
-            self._rolling = False
+            self._operation = ""
             for task in tasks:
                 task.cancel()
         if (failure := roll.verdict()) is not None:
@@ -274,6 +291,9 @@ class Controller:
         """Nobody brings these back, so the roll would wait for ever."""
         for name in self._down(roll):
             phase = self.records[name].phase
+            if self.records[name].unplaceable:
+                roll.failed(name, f"no room for it: it {self.records[name].unplaceable}")
+                continue
             if phase is Phase.GIVEN_UP:
                 roll.failed(name, f"it is down; `nori resume {name}` starts it")
             elif phase is Phase.READY:
@@ -300,9 +320,91 @@ class Controller:
             roll.failed(name, f"{type(bug).__name__}: {bug}")
 
     async def _until_ready(self, name: str) -> None:
-        """EngineFailure once a new incarnation of it failed."""
-        failures = self.records[name].failures
-        while self.records[name].phase is not Phase.READY:
-            if self.records[name].failures > failures:
-                raise EngineFailure(self.records[name].last_failure)
+        """EngineFailure once another incarnation of it failed, or found no room."""
+        record = self.records[name]
+        lost = record.lost
+        while record.phase is not Phase.READY:
+            if record.unplaceable:
+                raise Unplaceable(f"no room for {name}: it {record.unplaceable}; it starts once there is")
+            if record.lost > lost:
+                raise EngineFailure(f"{name} did not start: {record.last_failure}")
             await asyncio.sleep(TICK_SECONDS / 4)
+
+    def _begin(self, what: str) -> None:
+        """One operation on many groups at a time. Overloaded otherwise."""
+        if self._operation:
+            raise Overloaded(f"{self._operation} is under way; try again when it has ended")
+        self._operation = what
+
+    async def restart_groups(
+        self, max_unavailable: int, grace: float, on_progress: Callable[[int], None] = lambda percent: None
+    ) -> None:
+        """Every group anew, by `roll`: no failure, no backoff. Raises what roll raises."""
+        await self.roll(list(self._names), self._restart, max_unavailable, grace=grace, on_progress=on_progress)
+
+    async def _restart(self, name: str) -> None:
+        self._tell(self.records[name], "restarting")
+        await self._end_on_purpose(name)
+
+    async def _end_on_purpose(self, name: str) -> None:
+        """Returns when the incarnation that runs, if any, is gone whole."""
+        record, task, group = self.records[name], self._tasks.get(name), self.groups.get(name)
+        if task is None or task.done():
+            return
+        if record.phase is not Phase.STOPPING:
+            self._on_purpose.add(name)
+            if group is not None and record.phase is Phase.READY:
+                await group.stop()
+                group.kill()  # its watch sees the end
+                await asyncio.wait({task}, timeout=GONE_SECONDS)
+            task.cancel()  # one that starts, or whose end nobody saw
+        await asyncio.wait({task})
+        self._on_purpose.discard(name)
+
+    # -- scale ------------------------------------------------------------------------------------------------------
+
+    async def scale(self, count: int, grace: float, on_progress: Callable[[int], None] = lambda percent: None) -> None:
+        """As many groups as `count`: new ones are started, the last ones drained (with hand-over after `grace` seconds)
+        and ended. Returns when all wanted groups were ready once.
+
+        Raises ConfigError for a number that has no ports, Overloaded while another operation is under way, Unplaceable
+        (it stays wanted and starts once there is room), EngineFailure when a new group does not start (it is tried
+        again with backoff).
+        """
+        check_replicas(self.config, count)
+        self._begin("scaling")
+        try:
+            surplus = [name for name in reversed(self.records) if name not in self._names_of(count)]
+            self._names = self._names_of(count)
+            for name in self._names:
+                self.records.setdefault(name, GroupRecord(name=name)).look_again()
+            for number, name in enumerate(surplus):
+                await self._remove(name, grace)
+                on_progress(100 * (number + 1) // len(surplus))
+            async with asyncio.timeout(BACK_SECONDS):
+                for number, name in enumerate(self._names):
+                    if self.records[name].phase is not Phase.GIVEN_UP:
+                        await self._until_ready(name)
+                    on_progress(100 * (number + 1) // count)
+        except TimeoutError:
+            raise EngineFailure(f"not all groups were ready after {BACK_SECONDS:g} s") from None
+        finally:
+            self._operation = ""
+
+    async def _remove(self, name: str, grace: float) -> None:
+        """Drain and end a group that is wanted no more; one that fails meanwhile is gone all the same."""
+        record = self.records[name]
+        try:
+            if record.phase is Phase.READY:
+                await self.drain(name, grace, hand_over=True)
+        except NoriError as error:
+            log.warning("group %s could not be drained before its removal: %s", name, error)
+        await self._end_on_purpose(name)
+        self._tasks.pop(name, None)
+        del self.records[name]
+        self._tell(record, "removed")
+
+    @property
+    def desired(self) -> int:
+        """How many groups are wanted."""
+        return len(self._names)

@@ -9,6 +9,7 @@ FIRST_BACKOFF = 0.5  # seconds before the first replacement; doubles with each f
 LONGEST_BACKOFF = 30.0
 STEADY = 60.0  # a group that was ready for so long starts afresh with its backoff
 MAX_FAILURES = 10  # in a row: then the group stays down until somebody resumes it
+PLACE_AGAIN = 5.0  # seconds until a group without a place is tried again; this is no failure of the group
 
 
 class Phase(Enum):
@@ -20,15 +21,22 @@ class Phase(Enum):
 
 
 class GroupRecord(msgspec.Struct, kw_only=True):
-    """One place in the pool. incarnation grows with every start. ready_at, failed_at: monotonic seconds."""
+    """One place in the pool. incarnation grows with every start. ready_at, not_before: monotonic seconds.
+
+    failures: in a row. lost, restarts: incarnations lost and ended on purpose, in all. unplaceable: why there is no
+    room for the group; empty once it was placed.
+    """
 
     name: str
     phase: Phase = Phase.ABSENT
     incarnation: int = 0
     failures: int = 0
     ready_at: float | None = None
-    failed_at: float | None = None
+    not_before: float = 0.0
     last_failure: str = ""
+    unplaceable: str = ""
+    lost: int = 0
+    restarts: int = 0
 
     def started(self) -> None:
         self.phase = Phase.STARTING
@@ -37,6 +45,7 @@ class GroupRecord(msgspec.Struct, kw_only=True):
     def became_ready(self, now: float) -> None:
         self.phase = Phase.READY
         self.ready_at = now
+        self.unplaceable = ""
 
     def failed(self, reason: str, now: float) -> None:
         """The incarnation is lost; its processes are being ended."""
@@ -44,8 +53,27 @@ class GroupRecord(msgspec.Struct, kw_only=True):
             self.failures = 0
         self.phase = Phase.STOPPING
         self.failures += 1
-        self.ready_at, self.failed_at = None, now
-        self.last_failure = reason
+        self.lost += 1
+        backoff: float = FIRST_BACKOFF * 2 ** (self.failures - 1)
+        self.ready_at, self.not_before = None, now + min(backoff, LONGEST_BACKOFF)
+        self.last_failure, self.unplaceable = reason, ""
+
+    def ended(self) -> None:
+        """The incarnation is ended on purpose: no failure, no backoff."""
+        self.phase = Phase.STOPPING
+        self.restarts += 1
+        self.ready_at, self.not_before = None, 0.0
+
+    def unplaced(self, reason: str, now: float) -> None:
+        """There was no room for it. It is tried until there is, however often."""
+        self.phase = Phase.STOPPING
+        self.ready_at, self.not_before = None, now + PLACE_AGAIN
+        self.unplaceable = reason
+
+    def look_again(self) -> None:
+        """Somebody asks for groups anew: if there was no room for this one, there may be now."""
+        if self.unplaceable:
+            self.unplaceable, self.not_before = "", 0.0
 
     def gone(self) -> None:
         """Its processes have ended. A crash loop stops here."""
@@ -54,17 +82,10 @@ class GroupRecord(msgspec.Struct, kw_only=True):
     def retry(self) -> None:
         """Somebody asks for a group that was given up."""
         assert self.phase is Phase.GIVEN_UP
-        self.phase, self.failures, self.failed_at = Phase.ABSENT, 0, None
-
-    def start_at(self) -> float:
-        """When the next incarnation may start."""
-        if self.failed_at is None:
-            return 0.0
-        backoff: float = FIRST_BACKOFF * 2 ** (self.failures - 1)
-        return self.failed_at + min(backoff, LONGEST_BACKOFF)
+        self.phase, self.failures, self.not_before = Phase.ABSENT, 0, 0.0
 
 
 def to_start(wanted: Sequence[str], records: Mapping[str, GroupRecord], now: float) -> list[str]:
     """Names of the groups to start now."""
     absent = (records[name] for name in wanted if records[name].phase is Phase.ABSENT)
-    return [record.name for record in absent if record.start_at() <= now]
+    return [record.name for record in absent if record.not_before <= now]

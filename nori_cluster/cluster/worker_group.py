@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -14,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from nori_cluster.cluster import processes
 from nori_cluster.cluster.actors import DIED, expected
 from nori_cluster.cluster.engine_process import EngineProcess, EngineStatus
+from nori_cluster.cluster.placement import Unplaceable, shortfall
 from nori_cluster.cluster.rank_actor import RankActor
 from nori_cluster.config import GroupConfig
 from nori_cluster.errors import EngineFailure
@@ -22,6 +24,7 @@ from nori_cluster.types import GroupSpec
 log = logging.getLogger(__name__)
 
 VERDICT_SECONDS = 0.5
+PLACE_SECONDS = 10.0  # Ray frees the resources of a removed group within a second or two; nobody else will do more
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
@@ -73,14 +76,22 @@ class WorkerGroup:
         device = self.config.parallel.device
         bundle = {"CPU": 1.0, "GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
         size = self.config.parallel.tensor_parallel_size
-        self._placement = placement_group([{"CPU": 1.0}, *([bundle] * size)], strategy="STRICT_PACK")
-        await self._placement.ready()
+        bundles = [{"CPU": 1.0}, *([bundle] * size)]
+        self._placement = placement_group(bundles, strategy="STRICT_PACK")
+        await self._placed(self._placement, bundles)
         engine = ray.remote(EngineProcess).options(**self._options(0), max_concurrency=100)
         self._engine = engine.remote(self.group_id, self.incarnation, self.config)
         for rank in range(size):
             gpus = {"num_gpus": 1} if device == "cuda" else {}
             actor = ray.remote(RankActor).options(**self._options(1 + rank), **gpus)
             self._ranks.append(actor.remote(rank, self.config, self.host))
+
+    async def _placed(self, placement: PlacementGroup, bundles: list[dict[str, float]]) -> None:
+        """Returns once it has its resources; Unplaceable when there is no room for it for PLACE_SECONDS."""
+        deadline = time.monotonic() + PLACE_SECONDS
+        while not await asyncio.to_thread(placement.wait, 1):
+            if time.monotonic() > deadline and (missing := shortfall(bundles, available_resources_per_node())):
+                raise Unplaceable(missing)
 
     def _options(self, bundle: int) -> dict[str, Any]:
         assert self._placement is not None

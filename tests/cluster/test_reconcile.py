@@ -4,7 +4,16 @@ import random
 
 import pytest
 
-from nori_cluster.cluster.reconcile import FIRST_BACKOFF, LONGEST_BACKOFF, STEADY, GroupRecord, Phase, to_start
+from nori_cluster.cluster.reconcile import (
+    FIRST_BACKOFF,
+    LONGEST_BACKOFF,
+    MAX_FAILURES,
+    PLACE_AGAIN,
+    STEADY,
+    GroupRecord,
+    Phase,
+    to_start,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -22,14 +31,30 @@ def test_failures_in_a_row_wait_longer_and_a_steady_run_forgives() -> None:
         record.started()
         record.failed("x", now)
         record.gone()
-        waits.append(record.start_at() - now)
-        now = record.start_at()
+        waits.append(record.not_before - now)
+        now = record.not_before
     assert waits[:3] == [FIRST_BACKOFF, 2 * FIRST_BACKOFF, 4 * FIRST_BACKOFF]
     assert waits[-1] == LONGEST_BACKOFF
     record.started()
     record.became_ready(now)
     record.failed("x", now + STEADY)
-    assert record.start_at() == now + STEADY + FIRST_BACKOFF
+    assert record.not_before == now + STEADY + FIRST_BACKOFF
+
+
+def test_an_end_on_purpose_and_a_lack_of_room_are_no_failures() -> None:
+    record = GroupRecord(name="m-0")
+    for _ in range(30):
+        record.started()
+        record.became_ready(100.0)
+        record.ended()
+        record.gone()
+        assert to_start(["m-0"], {"m-0": record}, 100.0) == ["m-0"]
+        record.started()
+        record.unplaced("no room", 100.0)
+        record.gone()
+        assert to_start(["m-0"], {"m-0": record}, 100.0) == []
+        assert to_start(["m-0"], {"m-0": record}, 100.0 + PLACE_AGAIN) == ["m-0"]
+    assert (record.phase, record.failures, record.lost, record.restarts) == (Phase.ABSENT, 0, 0, 30)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -44,15 +69,22 @@ def test_random_walk(seed: int) -> None:
         for name in to_start(names, records, now):
             record = records[name]
             assert record.phase is Phase.ABSENT
-            assert now >= record.start_at()
+            assert now >= record.not_before
             record.started()
             assert (name, record.incarnation) not in seen
             seen.add((name, record.incarnation))
         record = records[rng.choice(names)]
         if record.phase is Phase.STARTING:
-            record.became_ready(now) if rng.random() < 0.6 else record.failed("start", now)
+            turn = rng.random()
+            if turn < 0.5:
+                record.became_ready(now)
+            else:
+                record.failed("start", now) if turn < 0.9 else record.unplaced("no room", now)
         elif record.phase is Phase.READY and rng.random() < 0.3:
-            record.failed("lost", now)
+            record.failed("lost", now) if rng.random() < 0.7 else record.ended()
+        elif record.phase is Phase.GIVEN_UP:
+            assert record.failures == MAX_FAILURES
+            record.retry()
         elif record.phase is Phase.STOPPING:
             record.gone()
     assert len(seen) > 20

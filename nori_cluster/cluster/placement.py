@@ -1,0 +1,53 @@
+"""Is there room for a group? A pure answer in numbers, for whoever asked for it. Ray itself would only wait."""
+
+from collections.abc import Mapping, Sequence
+
+from nori_cluster.config import ClusterConfig
+from nori_cluster.errors import ConfigError, EngineFailure
+
+GROUPS_A_HOST = 16  # data-plane ports of one host
+
+Resources = Mapping[str, float]
+
+
+class Unplaceable(EngineFailure):
+    """No node has room for all processes of a group now. Not the group's fault: it is tried again."""
+
+
+def check_replicas(config: ClusterConfig, count: int) -> None:
+    """ConfigError for a number of groups that this host's ports cannot hold."""
+    if count < 1:
+        raise ConfigError(f"a model needs at least 1 group, not {count}", param="group_count")
+    first = config.ports.dataplane
+    if count > GROUPS_A_HOST:
+        ports = f" (ports {first} to {first + GROUPS_A_HOST - 1})" if first else ""
+        raise ConfigError(f"a host holds at most {GROUPS_A_HOST} groups{ports}, not {count}", param="group_count")
+
+
+def logical_cpus(tensor_parallel_size: int) -> int:
+    """What Ray must be told so that every group that has a port has a place: one for each process, 2 to spare."""
+    return GROUPS_A_HOST * (1 + tensor_parallel_size) + 2
+
+
+def shortfall(bundles: Sequence[Resources], free: Mapping[str, Resources]) -> str | None:
+    """None when one node has room for all bundles together, else what is missing. free: node → what is left there."""
+    needed: dict[str, float] = {}
+    for bundle in bundles:
+        for kind, amount in bundle.items():
+            needed[kind] = needed.get(kind, 0.0) + amount
+
+    def missing(node: str) -> float:
+        return sum(max(0.0, amount - free[node].get(kind, 0.0)) / amount for kind, amount in needed.items())
+
+    if not free:
+        return f"needs {_shown(needed)} on one node, and there is no node"
+    best = min(sorted(free), key=missing)
+    if missing(best) == 0.0:
+        return None
+    return (
+        f"needs {_shown(needed)} on one node, the largest free is {_shown({k: free[best].get(k, 0.0) for k in needed})}"
+    )
+
+
+def _shown(resources: Resources) -> str:
+    return "{" + ", ".join(f"{kind}: {amount:g}" for kind, amount in sorted(resources.items())) + "}"

@@ -1,0 +1,141 @@
+"""The controller around fake groups and a fake router, in one loop: what they are told stands in World.journal."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fakes.cluster import until
+from nori_cluster.cluster.controller import Controller
+from nori_cluster.cluster.reconcile import Phase
+from nori_cluster.config import ClusterConfig, GroupConfig, ModelConfig, Ports
+from nori_cluster.errors import EngineFailure
+from nori_cluster.routing.base import GroupView
+from nori_cluster.rpc.router_server import GatewayStatus, GroupStatus, RouterSnapshot
+from nori_cluster.types import GroupSpec
+
+PORTS = Ports(http=0, grpc=0, router=0, dataplane=0, admin=0, metrics=0)
+
+
+class FakeRouter:
+    """A router process in memory. World.port_taken: no router can start."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.dead = self.hangs = False
+        world.routers.append(self)
+
+    async def start(self, host: str, port: int) -> int:
+        if self.world.port_taken:
+            raise EngineFailure("RuntimeError: the port is taken")
+        return port or 4000 + len(self.world.routers)
+
+    async def snapshot(self) -> RouterSnapshot:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.dead:
+            raise EngineFailure("the router died")
+        groups = tuple(GroupStatus(view=v, reserved_requests=0, silent_for=0.0) for v in self.world.views)
+        gateways = (GatewayStatus(gateway_id="gw", open_requests=2, connected=True, silent_for=1.0),)
+        return RouterSnapshot(epoch=1, groups=groups, gateways=gateways, waiting=0)
+
+    async def pid(self) -> int:
+        return 4
+
+    async def set_draining(self, group_id: str, draining: bool) -> bool:
+        await self.snapshot()
+        self.world.journal.append(f"router {'drains' if draining else 'resumes'} {group_id}")
+        return True
+
+    def kill(self) -> None:
+        self.dead = True
+        self.world.journal.append("router killed")
+
+
+class FakeGroup:
+    """One incarnation. World.failures: name → what its next starts raise; World.slow: names that never come up."""
+
+    def __init__(self, world: "World", name: str, incarnation: int, **rest: Any) -> None:
+        self.world, self.name, self.incarnation = world, name, incarnation
+        self.address = self.host = ""
+        self.engine_pid, self.created = 0, 1.5
+        self.pids: list[int] = []
+        self.spec: GroupSpec | None = None
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.drains: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.rest = rest
+        world.made.append(self)
+
+    async def start(self) -> str:
+        if failures := self.world.failures.get(self.name):
+            raise failures.pop(0)
+        if self.name in self.world.slow:
+            await asyncio.Event().wait()
+        self.address, self.engine_pid, self.pids = f"h:{self.incarnation}", 10, [11, 12]
+        return self.address
+
+    async def watch(self) -> str:
+        return await self.lost
+
+    async def resume(self) -> None:
+        self.world.journal.append(f"resume {self.name}")
+
+    async def gone(self, timeout: float) -> bool:
+        return True
+
+    async def drain(self, timeout: float, hand_over: bool = False) -> int:
+        self.world.journal.append(f"drain {self.name}" + " and hand over" * hand_over)
+        if timeout < 1.0:
+            return 3
+        return await self.drains
+
+    async def stop(self) -> None:
+        self.world.journal.append(f"stop {self.name}")
+        await asyncio.sleep(0)
+        if not self.lost.done():
+            self.lost.set_result("rank 0: ended by itself")
+
+    def kill(self) -> None:
+        self.world.journal.append(f"kill {self.name}")
+        if self.world.kill_fails:
+            raise ValueError("Ray is odd today")
+
+    def die(self, reason: str = "rank 1: the process died") -> None:
+        if not self.drains.done():
+            self.drains.set_exception(EngineFailure("the engine process died"))
+        self.lost.set_result(reason)
+
+
+class World:
+    def __init__(self) -> None:
+        self.journal: list[str] = []
+        self.routers: list[FakeRouter] = []
+        self.made: list[FakeGroup] = []
+        self.failures: dict[str, list[BaseException]] = {}
+        self.slow: set[str] = set()
+        self.views: list[GroupView] = []
+        self.port_taken = self.kill_fails = False
+
+    def newest(self, name: str) -> FakeGroup:
+        return [group for group in self.made if group.name == name][-1]
+
+
+@asynccontextmanager
+async def controller(world: World, *, wait: bool = True) -> AsyncIterator[Controller]:
+    config = ClusterConfig(group=GroupConfig(model=ModelConfig(name="m", path="/m")), replicas=2, ports=PORTS)
+
+    def make_group(name: str, incarnation: int, config: GroupConfig, **rest: Any) -> Any:
+        return FakeGroup(world, name, incarnation, **rest)
+
+    made = Controller(config, make_group, lambda config: FakeRouter(world))
+    try:
+        await made.start()
+        if wait:
+            await until(ready(made, 2))
+        yield made
+    finally:
+        await made.stop(0.0)
+
+
+def ready(made: Controller, count: int) -> Callable[[], bool]:
+    return lambda: sum(record.phase is Phase.READY for record in made.records.values()) == count
