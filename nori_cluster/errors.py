@@ -120,6 +120,34 @@ class Overloaded(NoriError):
     code = "overloaded"
 
 
+class QueueFull(Overloaded):
+    """The router's queue is at its bound; retry_after comes from its drain rate."""
+
+    code = "queue_full"
+
+
+class NoReadyGroup(Overloaded):
+    code = "no_ready_group"
+
+
+class Draining(Overloaded):
+    """This gateway shuts down."""
+
+    code = "draining"
+
+
+class GatewayFull(Overloaded):
+    """This gateway holds as many calls or bytes as it may."""
+
+    code = "gateway_full"
+
+
+class NotReady(Overloaded):
+    """What a readiness probe hears; no request was refused."""
+
+    code = "not_ready"
+
+
 class EngineFailure(NoriError):
     """A worker group failed while it held the request."""
 

@@ -16,11 +16,13 @@ class Started(msgspec.Struct, frozen=True):
     """First news of a sequence, just before its first token. Times in seconds.
 
     prompt_logprobs: one entry per prompt token but the first, when the request asked for them; candidate 0 only.
+    weights_id: of the weights that speak; the same for all of a request, whatever becomes of its group.
     """
 
     cached_tokens: int = 0
     queue_time: float = 0.0
     prompt_logprobs: Sequence[TokenLogprob] | None = None
+    weights_id: str = ""
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -61,12 +63,14 @@ class Submission(Protocol):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A model some group has registered. max_model_len in tokens. queue_full: a new request would be refused now."""
+    """A model some group has registered. max_model_len in tokens. queue_full: a new request would be refused now, and
+    should come back after so many seconds (retry_after, None = not known)."""
 
     name: str
     max_model_len: int
     ready_groups: int
     queue_full: bool = False
+    retry_after: float | None = None
 
 
 class Backend(Protocol):

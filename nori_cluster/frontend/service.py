@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from nori_cluster.errors import ContextLengthExceeded, ModelNotFound, NoriError, Overloaded
+from nori_cluster.errors import ContextLengthExceeded, Draining, ModelNotFound, NoReadyGroup, NoriError, QueueFull
 from nori_cluster.frontend.admission import (
     Limits,
     check_prompts,
@@ -21,6 +21,7 @@ from nori_cluster.frontend.backend import Backend, ModelInfo
 from nori_cluster.frontend.bad_words import bad_word_ids, check_bad_words
 from nori_cluster.frontend.candidate import Delta
 from nori_cluster.frontend.constraints import ConstraintChecker
+from nori_cluster.frontend.gate import Gate
 from nori_cluster.frontend.generation import Generation, Usage
 from nori_cluster.frontend.template import ChatTemplate
 from nori_cluster.frontend.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ INLINE_ENCODE_CHARS = 4096  # longer texts are encoded in a thread: 4,096 tokens
 MESSAGE_CHARS = 64  # what rendering a message costs beside its texts, in characters
 WORD_CHARS = 64  # what encoding a bad word costs beside its characters, twice
 RETRY_AFTER = 2.0  # seconds a client is told to wait when nothing can serve it now
+RETRY_DRAINING = 1.0  # the next gateway may take it at once
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,7 @@ class Service:
         for name in self.models:
             self.metrics.model(name)  # series exist from the start
         self.draining = False
+        self.gate = Gate()
         self._checkers: dict[str, ConstraintChecker] = {}
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
@@ -110,10 +113,18 @@ class Service:
         return not self.draining and all(info is not None and info.ready_groups > 0 for info in infos)
 
     def check_room(self, served: ServedModel) -> None:
-        """Before any heavy work: Overloaded when the cluster takes no more requests at present."""
+        """Before any heavy work: QueueFull, NoReadyGroup or Draining when the request would be refused after it."""
+        self.check_open()
         info = self.info(served)
-        if info is not None and info.queue_full:
-            raise Overloaded("too many requests wait already", retry_after=RETRY_AFTER)
+        if info is None:
+            raise NoReadyGroup(f"no group serving {served.name!r} is ready yet", retry_after=RETRY_AFTER)
+        if info.queue_full:
+            raise QueueFull("too many requests wait already", retry_after=info.retry_after or RETRY_AFTER)
+
+    def check_open(self) -> None:
+        """Raises Draining when no new call is taken."""
+        if self.draining:
+            raise Draining("the server is shutting down", retry_after=RETRY_DRAINING)
 
     async def encode(self, served: ServedModel, text: str, *, add_special: bool = True) -> tuple[int, ...]:
         """Token ids of a plain prompt; see encode_all."""
@@ -204,11 +215,10 @@ class Service:
         """
         assert bool(call.sampling.bad_words) <= bool(call.sampling.bad_word_ids), "sampling was not prepared"
         served = self.served(call.model)
-        if self.draining:
-            raise Overloaded("the server is shutting down", retry_after=RETRY_AFTER)
+        self.check_open()
         info = self.info(served)
         if info is None:
-            raise Overloaded(f"no group serving {served.name!r} is ready yet", retry_after=RETRY_AFTER)
+            raise NoReadyGroup(f"no group serving {served.name!r} is ready yet", retry_after=RETRY_AFTER)
         vocab_size = served.tokenizer.vocab_size
         sampling = call.sampling
         check_sampling(sampling, vocab_size, self.limits, served.tokenizer.eos_token_ids)

@@ -35,7 +35,7 @@ class RefusalReason(IntEnum):
 
 
 class GroupRegistration(msgspec.Struct, frozen=True, kw_only=True):
-    """Fixed for an incarnation of a group. address: host:port of its data plane."""
+    """Fixed for an incarnation of a group, its weights and numerics_id apart. address: host:port of its data plane."""
 
     group_id: str
     incarnation: int
@@ -48,6 +48,8 @@ class GroupRegistration(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int = 0
     hash_seed: int = 0
     numerics_id: str = ""
+    weights_id: str = ""
+    weight_version: str = ""
 
 
 class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +90,8 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway asks for a group. request: unique among the gateway's open ones. time_left: seconds, None = no end.
 
-    lost_group_id and attempt are set when an earlier placement came to nothing.
+    lost_group_id and attempt are set when an earlier placement came to nothing. weights_id: of the tokens that the
+    request has said already; no group with other weights may go on with them. Empty: any may.
     """
 
     request: int
@@ -102,6 +105,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     time_left: float | None = None
     lost_group_id: str = ""
     numerics_id: str = ""
+    weights_id: str = ""
     attempt: int = 0
 
 

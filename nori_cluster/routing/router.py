@@ -22,13 +22,13 @@ from nori_cluster.routing.base import (
     Refusal,
     RefusalReason,
 )
+from nori_cluster.routing.drain import DrainRate, spread
 from nori_cluster.routing.expected_output import ExpectedOutput
 from nori_cluster.routing.queue import RequestKey, Waiting, WaitingQueue
 from nori_cluster.routing.table import GroupEntry, Reservation, RoutingTable
 
 Decision = tuple[str, Placement | Refusal]  # the gateway it is for
 RETRY_NO_GROUP = 2.0  # seconds
-RETRY_QUEUE_FULL = 1.0
 PRIORITY_AGING = 10.0  # seconds of waiting that outweigh one level of priority
 MAX_CONSIDERED = 4  # groups named in a placement, for the request's record
 
@@ -55,12 +55,14 @@ class Router:
         self.table = RoutingTable()
         self.queue = WaitingQueue(max_waiting, max_waiting_tokens)
         self.expected = ExpectedOutput()
+        self.drain = DrainRate()
         self._new_policy = policy
         self._policies: dict[str, Policy] = {}
         self._unreachable: dict[str, frozenset[str]] = {}
         self._order_base = order_base
         self._aging = priority_aging
         self._places = 0
+        self._refused_full = 0
         self._last_arrival = 0  # microseconds; grows with every place
         self._settle_until = settle_until
         self._decisions: list[Decision] = []
@@ -117,12 +119,17 @@ class Router:
         deadline = None if place.time_left is None else now + place.time_left
         self._last_arrival = max(round(now * 1e6), self._last_arrival + 1)
         order_key = self._order_base + self._last_arrival + round(place.priority * self._aging * 1e6)
-        self.queue.push(Waiting(key, place, max(order_key, 0), self._places, now, deadline))
+        waiting = Waiting(key, place, max(order_key, 0), self._places, now, deadline)
+        if not len(self.queue):
+            self.drain.begin(now)
+        self.queue.push(waiting)
         self._pump(place.model, now)
         if key in self.queue and self.queue.overfull:
             self.queue.remove(key)
             message = f"{len(self.queue)} requests with {self.queue.tokens} prompt tokens wait already"
-            self._refuse(key, RefusalReason.QUEUE_FULL, message, RETRY_QUEUE_FULL)
+            self._refused_full += 1
+            retry_after = spread(self.drain.wait(now, len(self.queue)), self._refused_full)
+            self._refuse(key, RefusalReason.QUEUE_FULL, message, retry_after)
 
     def holds(self, gateway_id: str, request: int) -> bool:
         """Whether the request waits or has a reservation here."""
@@ -133,6 +140,7 @@ class Router:
         """The gateway no longer wants it, whether it waits or was placed meanwhile."""
         waiting = self.queue.remove((gateway_id, request))
         if waiting is not None:
+            self.drain.departed(now)
             self._pump(waiting.place.model, now)
         else:
             self._release((gateway_id, request), now)
@@ -154,7 +162,10 @@ class Router:
     # -- groups -----------------------------------------------------------------------------------------------------
 
     def register(self, registration: GroupRegistration, state: GroupState, report: GroupReport, now: float) -> None:
-        if self.table.register(registration, state, report):
+        """Also when a known group holds other weights: what it had cached is gone then, its reservations stay."""
+        old = self.table.groups.get(registration.group_id)
+        other_weights = old is not None and old.registration.weights_id != registration.weights_id
+        if self.table.register(registration, state, report) or other_weights:
             self._observe_left(registration.group_id)
         self._pump_all(now)
 
@@ -164,6 +175,11 @@ class Router:
         if known:
             self._pump_all(now)
         return known
+
+    def silence(self, group_id: str, incarnation: int, now: float) -> None:
+        """The group is overdue with its report: it counts as stalled until the next one."""
+        if self.table.silence(group_id, incarnation):
+            self._pump_all(now)
 
     def lose(self, group_id: str, incarnation: int, now: float) -> bool:
         """The group is dead at once; places that waited for it alone are refused."""
@@ -191,8 +207,13 @@ class Router:
     def tick(self, now: float) -> None:
         """Refuse what waited past its deadline; look again at the rest (the time to settle may be over)."""
         for waiting in self.queue.expired(now):
+            self.drain.departed(now)
             self._refuse_late(waiting)
         self._pump_all(now)
+
+    def retry_after(self, now: float) -> float:
+        """Seconds after which a request that is refused now because the queue is full should come back."""
+        return self.drain.wait(now, len(self.queue))
 
     def views(self) -> list[GroupView]:
         return self.table.views()
@@ -238,23 +259,28 @@ class Router:
         open_groups = self.table.placeable(model)
         for waiting in list(self.queue.of_model(model)):
             if waiting.deadline is not None and waiting.deadline <= now:
-                self.queue.remove(waiting.key)
+                self._leave(waiting, now)
                 self._refuse_late(waiting)
                 continue
             refusal = self._refusal(waiting, now)
             if refusal is not None:
-                self.queue.remove(waiting.key)
+                self._leave(waiting, now)
                 self._refuse(waiting.key, *refusal)
                 continue
             eligible = self._eligible(waiting, open_groups)
             with_room = [group for group in eligible if self._room(group, waiting.place)]
             if with_room:
-                self.queue.remove(waiting.key)
+                self._leave(waiting, now)
                 self._assign(waiting, with_room, now)
                 continue
             open_groups = [group for group in open_groups if group not in eligible]
             if not open_groups and self.table.placeable(model):
                 return
+
+    def _leave(self, waiting: Waiting, now: float) -> None:
+        self.queue.remove(waiting.key)
+        if waiting.arrived < now:  # what found a group at once says nothing of the queue's pace
+            self.drain.departed(now)
 
     def _refusal(self, waiting: Waiting, now: float) -> tuple[RefusalReason, str, float | None] | None:
         """Why it can never go as things are; None when it may wait."""
@@ -273,6 +299,9 @@ class Router:
         if context is None:
             return RefusalReason.UNKNOWN_MODEL, f"no worker group serves model {place.model!r}", None
         reachable = [g for g in self.table.placeable(place.model) if self._reaches(waiting.key[0], g.group_id)]
+        if reachable and not any(_holds(group, place) for group in reachable):
+            message = f"no ready worker group of model {place.model!r} holds the weights that began this answer"
+            return RefusalReason.NO_GROUP, f"{message} ({place.weights_id})", RETRY_NO_GROUP
         if reachable:  # and still not eligible: its KV cache is too small
             return RefusalReason.TOO_LONG, f"{place.prompt_tokens} prompt tokens exceed the KV cache of any group", None
         return RefusalReason.NO_GROUP, f"no worker group of model {place.model!r} is ready", RETRY_NO_GROUP
@@ -283,7 +312,9 @@ class Router:
     def _eligible(self, waiting: Waiting, groups: list[GroupEntry]) -> list[GroupEntry]:
         """Those of `groups` that may take it once they have room."""
         gateway_id, tokens = waiting.key[0], waiting.place.prompt_tokens
-        return [g for g in groups if g.fits(tokens) and self._reaches(gateway_id, g.group_id)]
+        return [
+            g for g in groups if g.fits(tokens) and self._reaches(gateway_id, g.group_id) and _holds(g, waiting.place)
+        ]
 
     @staticmethod
     def _room(group: GroupEntry, place: Place) -> bool:
@@ -325,3 +356,8 @@ class Router:
     def _refuse(self, key: RequestKey, reason: RefusalReason, message: str, retry_after: float | None = None) -> None:
         gateway_id, request = key
         self._decisions.append((gateway_id, Refusal(request, reason, message, retry_after)))
+
+
+def _holds(group: GroupEntry, place: Place) -> bool:
+    """What was said with some weights goes on with those only."""
+    return not place.weights_id or group.registration.weights_id == place.weights_id

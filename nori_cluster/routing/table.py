@@ -41,6 +41,7 @@ class GroupEntry:
         self.report = report
         self.draining = False
         self.held_off = False  # it refused or broke a request: nothing goes there before its next report
+        self.silent = False  # overdue with its report
         self.foreign_tokens = 0  # load this router did not place (a gateway placing on its own)
         self.running: dict[RequestKey, Reservation] = {}
         self.waiting: dict[RequestKey, Reservation] = {}
@@ -60,13 +61,15 @@ class GroupEntry:
 
     @property
     def state(self) -> GroupState:
+        if self.silent and self.reported_state in PLACEABLE:
+            return GroupState.STALLED
         if self.draining and self.reported_state in PLACEABLE:
             return GroupState.DRAINING
         return self.reported_state
 
     @property
     def placeable(self) -> bool:
-        return self.reported_state in PLACEABLE and not self.draining
+        return self.reported_state in PLACEABLE and not self.draining and not self.silent
 
     def fits(self, prompt_tokens: int) -> bool:
         """May this group ever run it? (The engine's own rule: one token of output must have room.)"""
@@ -174,12 +177,21 @@ class RoutingTable:
         entry = self.groups.get(group_id)
         if entry is None or entry.registration.incarnation != incarnation:
             return False
-        if entry.reported_state != state:
-            entry.reported_state = state
+        if entry.reported_state != state or entry.silent:
+            entry.reported_state, entry.silent = state, False
             self.epoch += 1
         entry.report = report
         entry.held_off = False
         entry.prefill_since_report = 0
+        return True
+
+    def silence(self, group_id: str, incarnation: int) -> bool:
+        """False when that changes nothing."""
+        entry = self.groups.get(group_id)
+        if entry is None or entry.registration.incarnation != incarnation or entry.silent:
+            return False
+        entry.silent = True
+        self.epoch += 1
         return True
 
     def lose(self, group_id: str, incarnation: int) -> bool:

@@ -18,10 +18,13 @@ from nori_cluster.errors import (
     ClientError,
     ContextLengthExceeded,
     DeadlineExceeded,
+    Draining,
     EngineFailure,
     ModelNotFound,
+    NoReadyGroup,
     NoriError,
     Overloaded,
+    QueueFull,
     RateLimited,
 )
 from nori_cluster.frontend.backend import Started, TokenSink
@@ -39,6 +42,11 @@ RETRY_CONTINUATION = 0.25  # seconds between its tries
 RETRY_AFTER = 1.0  # seconds, where nobody said better
 _LATE = "the deadline passed before a group took the request"
 _PASSING = (RefusalReason.NO_GROUP, RefusalReason.QUEUE_FULL, RefusalReason.UNKNOWN_MODEL)  # a restarted router's no
+_ELSEWHERE = (
+    pb.REJECTION_REASON_QUEUE_FULL,
+    pb.REJECTION_REASON_DRAINING,
+    pb.REJECTION_REASON_OTHER_WEIGHTS,  # it reloads: the router had not heard of it
+)
 DEADLINE_SLACK = 0.1  # seconds by which a group's clock may run ahead of ours
 
 
@@ -94,6 +102,7 @@ class _Candidate:
 
     def accepted(self) -> None:
         self.answered = True
+        self.call.take_weights()
         if not self.told:
             self.told = True
             self.sink.accepted()
@@ -103,7 +112,7 @@ class _Candidate:
         self.call.cached_tokens = max(self.call.cached_tokens, start.cached_tokens)
         if not self.began:
             self.began = True
-            self.sink.started(start)
+            self.sink.started(msgspec.structs.replace(start, weights_id=self.call.weights))
 
     def tokens(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
         self.said.extend(ids)
@@ -122,7 +131,7 @@ class _Candidate:
         self.call.leave()
 
     def rejected(self, rejection: pb.Rejection) -> None:
-        retryable = rejection.reason in (pb.REJECTION_REASON_QUEUE_FULL, pb.REJECTION_REASON_DRAINING)
+        retryable = rejection.reason in _ELSEWHERE
         error = self.call.error_of_rejection(rejection)
         if retryable:
             self.call.set_back(self, error)
@@ -154,6 +163,7 @@ class Call:
         self.group_failed = False
         self.cached_tokens = 0
         self.interruptions = 0  # groups lost under it
+        self.weights = ""  # that what is said comes from
         self._numerics = ""  # of the first group
         self._give_up: float | None = None  # when a continuation stops to look for a group
         self._context = context
@@ -188,12 +198,22 @@ class Call:
                 self._link.abandon(target.entry)
             self.leave()
 
+    def take_weights(self) -> None:
+        """A group has accepted a candidate: it speaks with the weights that the group holds now. Once it has spoken,
+        they are those of the request: nothing goes on with others."""
+        if not self._spoken and self._link is not None and self._link.description is not None:
+            self.weights = self._link.description.weights_id
+
+    @property
+    def _spoken(self) -> bool:
+        return any(candidate.began for candidate in self._candidates)
+
     # -- placing ----------------------------------------------------------------------------------------------------
 
     def place(self) -> None:
         self._stage, self._timer = Stage.PLACING, None
         if self.cluster.closed:
-            self._fail_all(Overloaded("the gateway is shutting down", retry_after=RETRY_AFTER))
+            self._fail_all(Draining("the gateway is shutting down", retry_after=RETRY_AFTER))
             return
         self._number = self.cluster.next_request()
         for candidate in self._candidates:
@@ -211,6 +231,7 @@ class Call:
                 time_left=self._time_left(),
                 lost_group_id=self.group_id,
                 numerics_id=self._numerics,
+                weights_id=self.weights if self._spoken else "",
                 attempt=self._attempt,
             ),
             self._decided,
@@ -224,7 +245,8 @@ class Call:
         if isinstance(decision, Refusal):
             if not self._wait_for_a_group(decision):
                 late = self._deadline is not None and self._loop.time() >= self._deadline
-                self._fail_all(DeadlineExceeded(_LATE) if late else self.error_of_refusal(decision))
+                error = self.error_of_refusal(decision)
+                self._fail_all(DeadlineExceeded(f"{_LATE}: {error.message}") if late else error)
             return
         self._attempt += 1
         self.cluster.counts.placements += 1
@@ -244,6 +266,7 @@ class Call:
             order_key=decision.order_key,
             time_left=self._time_left(),
             outputs=[c.said for c in self._candidates],
+            weights_id=self.weights if self._spoken else "",
         )
         entries = link.submit([sequences[c.index] for c in live], live)
         for candidate, entry in zip(live, entries, strict=True):
@@ -356,7 +379,8 @@ class Call:
                 return DeadlineExceeded(message)
             case RefusalReason.TOO_LONG:
                 return self._too_long(message)
-        return Overloaded(message, retry_after=retry_after if retry_after is not None else RETRY_AFTER)
+        kind = QueueFull if refusal.reason is RefusalReason.QUEUE_FULL else NoReadyGroup
+        return kind(message, retry_after=retry_after if retry_after is not None else RETRY_AFTER)
 
     def error_of_rejection(self, rejection: pb.Rejection) -> NoriError:
         message = rejection.message or "the worker group refused the request"

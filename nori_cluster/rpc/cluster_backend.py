@@ -79,7 +79,14 @@ class ClusterBackend(CallContext):
         if context is None:
             return None
         ready = sum(self._serves(view, name) for view in self._views.values())
-        return ModelInfo(name=name, max_model_len=context, ready_groups=ready, queue_full=self.router.queue_full)
+        full = self.router.queue_full
+        return ModelInfo(
+            name=name,
+            max_model_len=context,
+            ready_groups=ready,
+            queue_full=full,
+            retry_after=self.router.retry_after() if full else None,
+        )
 
     # -- views ------------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,8 @@ def registration_to_pb(value: GroupRegistration) -> router.GroupRegistration:
         kv_blocks=value.kv_blocks,
         hash_seed=value.hash_seed,
         numerics_id=value.numerics_id,
+        weights_id=value.weights_id,
+        weight_version=value.weight_version,
     )
 
 
@@ -79,6 +81,8 @@ def _registration(value: router.GroupRegistration | router.GroupView) -> GroupRe
         kv_blocks=value.kv_blocks,
         hash_seed=value.hash_seed,
         numerics_id=value.numerics_id,
+        weights_id=value.weights_id,
+        weight_version=value.weight_version,
     )
 
 
@@ -136,6 +140,8 @@ def view_to_pb(value: GroupView) -> router.GroupView:
         kv_blocks=facts.kv_blocks,
         hash_seed=facts.hash_seed,
         numerics_id=facts.numerics_id,
+        weights_id=facts.weights_id,
+        weight_version=facts.weight_version,
         max_context_tokens=facts.max_context_tokens,
         max_running_sequences=facts.max_running_sequences,
         max_batched_tokens=facts.max_batched_tokens,
@@ -168,6 +174,7 @@ def place_to_pb(value: Place) -> router.Place:
     if value.attempt or value.lost_group_id:
         out.continuation.lost_group_id = value.lost_group_id
         out.continuation.numerics_id = value.numerics_id
+        out.continuation.weights_id = value.weights_id
         out.continuation.attempt = value.attempt
     return out
 
@@ -185,6 +192,7 @@ def place_from_pb(value: router.Place) -> Place:
         time_left=seconds(value.time_left) if value.HasField("time_left") else None,
         lost_group_id=value.continuation.lost_group_id,
         numerics_id=value.continuation.numerics_id,
+        weights_id=value.continuation.weights_id,
         attempt=value.continuation.attempt,
     )
 
@@ -272,11 +280,12 @@ def sequences_to_pb(
     order_key: int,
     time_left: float | None,
     outputs: Sequence[Sequence[int]] = (),
+    weights_id: str = "",
 ) -> list[dataplane.SequenceRequest]:
     """One sequence per candidate, without handles (whoever owns the stream gives them). max_tokens: resolved.
 
     outputs: what each candidate has said already; it goes on from there. Only candidate 0 asks for prompt logprobs, and
-    not again once it has spoken.
+    not again once it has spoken. weights_id: of what was said; a group with others refuses.
     """
     params = request.sampling
     first = dataplane.SequenceRequest(
@@ -290,6 +299,7 @@ def sequences_to_pb(
         top_logprobs=params.logprobs,
         time_left=None if time_left is None else duration(time_left),
         bad_words=[generation_pb2.TokenSequence(ids=ids) for ids in params.bad_word_ids],
+        weights_id=weights_id,
     )
     out = [first]
     for candidate in range(1, params.n):

@@ -23,6 +23,7 @@ from nori_cluster.routing.base import (
     Refusal,
     RefusalReason,
 )
+from nori_cluster.routing.drain import UNKNOWN, spread
 from nori_cluster.routing.least_loaded import LeastLoaded
 from nori_cluster.routing.router import RETRY_NO_GROUP, Router
 from nori_cluster.rpc import convert
@@ -38,6 +39,7 @@ PROTOCOL_VERSION = 1
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 1.0
 KEEPALIVE, KEEPALIVE_TIMEOUT = 5.0, 3.0  # a router that hangs is noticed within their sum
 TICK_SECONDS = 0.1
+MAX_ASKED = 8192  # places without an answer; the router's own queue is shorter, so this holds while it is away
 EXPECTED_OUTPUT = 256  # tokens; bound of what Hello claims for an open request
 
 Decided = Callable[[Placement | Refusal], None]
@@ -47,6 +49,18 @@ class RouterClientTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. lost_after: how long a broken stream may be away before this gateway places on its own."""
 
     lost_after: float = 1.0
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """The waiting queue as the router last told, or of this process while it places on its own.
+
+    waiting: requests. drain_rate: of them leave per second, None = not known. retry_after: seconds.
+    """
+
+    full: bool = False
+    waiting: int = 0
+    drain_rate: float | None = None
+    retry_after: float = UNKNOWN
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -81,7 +95,8 @@ class RouterClient:
         self.connected = False
         self.table: tuple[GroupView, ...] = ()
         self.gateways = 1
-        self.queue_full = False
+        self._told = QueueView()
+        self._refused_full = 0
         self.local_placements = 0
         self._address = address
         self._gateway_id = gateway_id
@@ -100,6 +115,28 @@ class RouterClient:
     @property
     def degraded(self) -> bool:
         return self._local is not None
+
+    @property
+    def queue(self) -> QueueView:
+        if self._local is None:
+            return self._told
+        router, now = self._local, self._now()
+        return QueueView(
+            full=router.queue.full,
+            waiting=len(router.queue),
+            drain_rate=router.drain.rate(now),
+            retry_after=router.retry_after(now),
+        )
+
+    @property
+    def queue_full(self) -> bool:
+        """A new place would be refused now."""
+        return len(self._asked) >= MAX_ASKED or self.queue.full
+
+    def retry_after(self) -> float:
+        """Seconds for one more that is refused because of it; not the same for all, so that they come one by one."""
+        self._refused_full += 1
+        return spread(self.queue.retry_after, self._refused_full)
 
     @property
     def waiting(self) -> int:
@@ -131,8 +168,13 @@ class RouterClient:
     def place(self, place: Place, decided: Decided) -> None:
         """decided is called once, later, on the loop; never after cancel."""
         assert place.request not in self._asked and place.request not in self._open
+        too_many = len(self._asked) >= MAX_ASKED
         self._asked[place.request] = _Asked(place, decided, self._now())
-        if self._local is not None:
+        if too_many:
+            message = f"{MAX_ASKED} requests of this gateway wait already"
+            refusal = Refusal(place.request, RefusalReason.QUEUE_FULL, message, self.retry_after())
+            asyncio.get_running_loop().call_soon(self._decide, refusal)
+        elif self._local is not None:
             self._local.place(self._gateway_id, place, self._now())
             asyncio.get_running_loop().call_soon(self._take_local)
         elif self.connected:
@@ -236,7 +278,7 @@ class RouterClient:
     def _take_in(self, message: pb.CoordinateResponse) -> None:
         if message.HasField("table"):
             self.gateways = max(1, message.table.gateways)
-            self.queue_full = message.table.queue_full
+            self._told = _queue_view(message.table)
             self.table = tuple(convert.view_from_pb(view) for view in message.table.groups)
             self._on_table(self.table)
         for placement in message.placements:
@@ -307,3 +349,12 @@ class RouterClient:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _queue_view(table: pb.Table) -> QueueView:
+    return QueueView(
+        full=table.queue_full,
+        waiting=table.waiting,
+        drain_rate=table.drain_rate if table.HasField("drain_rate") else None,
+        retry_after=convert.seconds(table.retry_after) if table.HasField("retry_after") else UNKNOWN,
+    )

@@ -33,11 +33,13 @@ DISPLACED = "another registration of this group took over"
 
 
 class RouterTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. report: a group silent for longer is dead. gateway_grace: how long the reservations of a gateway whose
-    stream broke still count. load: least time between two tables that differ in load only. settle: after a start,
-    places wait this long for groups to register. forget: dead groups leave the table."""
+    """Seconds. report: a group silent for longer is dead; stalled: for longer, and it gets no new work. gateway_grace:
+    how long the reservations of a gateway whose stream broke still count. load: least time between two tables that
+    differ in load only. settle: after a start, places wait this long for groups to register. forget: dead groups leave
+    the table."""
 
     report: float = 5.0
+    stalled: float = 1.5
     gateway_grace: float = 10.0
     load: float = 0.5
     settle: float = 3.0
@@ -309,11 +311,15 @@ class RouterServer(pb_grpc.RouterServiceServicer):
 
     def _current_table(self) -> pb.Table:
         if self._table is None:
+            now = time.monotonic()
             self._table = pb.Table(
                 epoch=self._router.table.epoch,
                 groups=[convert.view_to_pb(view) for view in self._router.views()],
                 gateways=len(self._sessions),
                 queue_full=self._router.queue.full,
+                waiting=len(self._router.queue),
+                drain_rate=self._router.drain.rate(now),
+                retry_after=convert.duration(self._router.retry_after(now)),
             )
         return self._table
 
@@ -365,6 +371,11 @@ class RouterServer(pb_grpc.RouterServiceServicer):
                 return "its stream ended"
             now = stream.heard = time.monotonic()
             state, report = convert.state_from_pb(message.state), convert.report_from_pb(message.report)
+            if message.HasField("registration"):
+                facts = convert.registration_from_pb(message.registration)
+                if (facts.group_id, facts.incarnation) != (stream.group_id, stream.incarnation):
+                    return "it named another group"
+                self._router.register(facts, state, report, now)
             if not self._router.report(stream.group_id, stream.incarnation, state, report, now):
                 return DISPLACED
             self._loads_changed = True
@@ -387,6 +398,9 @@ class RouterServer(pb_grpc.RouterServiceServicer):
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
             self._router.tick(now)
+            for stream in self._registrations.values():
+                if now - stream.heard > self.times.stalled:
+                    self._router.silence(stream.group_id, stream.incarnation, now)
             for gateway_id in [g for g, since in self._gone.items() if now - since > self.times.gateway_grace]:
                 del self._gone[gateway_id]
                 self._router.forget_gateway(gateway_id, now)

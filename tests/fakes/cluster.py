@@ -6,6 +6,7 @@ from typing import Self
 
 from fakes.group import FakeGroup
 from fakes.sink import RecordingSink
+from nori_cluster.config import RouterConfig
 from nori_cluster.frontend.backend import Submission
 from nori_cluster.rpc.cluster_backend import BackendTimes, ClusterBackend
 from nori_cluster.rpc.dataplane_client import DataPlaneTimes
@@ -31,9 +32,16 @@ async def until(condition: Callable[[], bool], timeout: float = 3.0) -> None:
 class MiniCluster:
     """async with MiniCluster("g1", "g2") as cluster: … cluster.ask(…)"""
 
-    def __init__(self, *groups: str, router_times: RouterTimes = ROUTER_TIMES, **options: float) -> None:
+    def __init__(
+        self,
+        *groups: str,
+        router_times: RouterTimes = ROUTER_TIMES,
+        router_config: RouterConfig = RouterConfig(),
+        **options: float,
+    ) -> None:
         self.router_times = router_times
-        self.router = RouterServer(times=router_times)
+        self.router_config = router_config
+        self.router = RouterServer(router_config, times=router_times)
         self.router_port = 0
         self.groups = {name: FakeGroup(name, **options) for name in groups}  # type: ignore[arg-type]
         self.backends: list[ClusterBackend] = []
@@ -82,7 +90,7 @@ class MiniCluster:
     async def restart_router(self, gap: float = 0.0) -> None:
         await self.router.stop()
         await asyncio.sleep(gap)
-        self.router = RouterServer(times=self.router_times)
+        self.router = RouterServer(self.router_config, times=self.router_times)
         assert await self.router.start("127.0.0.1", self.router_port) == self.router_port
 
     def ask(

@@ -127,7 +127,7 @@ async def test_end_of_a_drain_puts_an_error_into_streams() -> None:
     whole = asyncio.ensure_future(gateway.chat(max_tokens=100))
     await asyncio.sleep(0.05)
     gateway.service.close_all(Overloaded("the server is shutting down", retry_after=1))
-    assert events(await running)[-1]["error"]["code"] == "overloaded"
+    assert events(await running)[-1]["error"]["code"] == "draining"
     error_of(await whole, 503)
     await gateway.quiet()
 
