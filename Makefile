@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: help run test check check-fast types bench bench-host bench-peers bench-detokenizer numerics long-walk drills drills-short schema-suite clean protos venv
+.PHONY: help run test check check-fast types bench bench-host bench-peers bench-detokenizer numerics long-walk drills drills-short schema-suite clean protos venv kernels-report
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo 'make long-walk   a million steps of the engine'"'"'s random walk'
 	@echo 'make schema-suite  JSON schemas of public suites against the masks (ARGS="--suite FOLDER")'
 	@echo 'make drills      processes killed, stopped and drained under load; make drills-short: nine of them'
+	@echo 'make kernels-report  kernels compiled for every target without a GPU: registers, spills, shared memory'
 	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
 	@echo 'make clean       remove caches and build outputs (the environment stays: rm -rf $(VENV))'
 
@@ -77,6 +78,9 @@ long-walk: $(VENV)/installed-dev
 
 schema-suite: $(VENV)/installed-dev
 	$(BIN)/python scripts/schema_suite.py $(ARGS)
+
+kernels-report: $(VENV)/installed-dev
+	TRITON_INTERPRET=0 $(BIN)/python -m nori_kernels.report $(ARGS)
 
 drills: $(VENV)/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m drills.run $(ARGS)

@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(
         "cp",
         "-r",
-        *(ROOT / name for name in ("nori_cluster", "pyproject.toml", "README.md", "LICENSE")),
+        *(ROOT / name for name in ("nori_cluster", "kernels", "pyproject.toml", "README.md", "LICENSE")),
         source,
         cwd=folder,
     )
