@@ -18,10 +18,14 @@ STEP_TOKENS = {"cpu": 256, "cuda": 8192}
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What to serve. path: an ordinary checkpoint folder. name: the id clients use."""
+    """What to serve. path: an ordinary checkpoint folder. name: the id clients use.
+
+    weight_version: label of these weights; every reload brings another one.
+    """
 
     name: str
     path: str
+    weight_version: str = "1"
     dtype: Dtype = "auto"
     max_model_len: int | None = None  # None = the checkpoint's own
 

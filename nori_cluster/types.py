@@ -246,7 +246,8 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     dtype: str
     numerics_id: str
-    weights_id: str = ""  # hash of the checkpoint
+    weights_id: str = ""  # hash of the checkpoint @ weight_version: equal ids are the same weights
+    weight_version: str = ""
 
 
 def pack(values: Any) -> bytes:

@@ -78,7 +78,7 @@ class RankProcess:
         assert self._worker is not None
         channel = WorkerChannel(address, token, self._rank)
         try:
-            channel.serve(self._worker.execute)
+            channel.serve(self._worker)
         finally:
             channel.close()
 

@@ -77,6 +77,15 @@ class BlockPool:
         self._stack[self._top : self._top + len(freed)] = freed
         self._top += len(freed)
 
+    def empty(self) -> None:
+        """Forget all that is cached. No block may be owned."""
+        assert not self._references.any(), "a block is in use"
+        for block in self._cached:
+            self.index.forget(block)
+            self._stack[self._top] = block
+            self._top += 1
+        self._cached.clear()
+
     def check(self, listed: NDArray[np.int32]) -> None:
         """Invariants: `listed` is every table's blocks, concatenated; each block is free, cached or listed."""
         free = self._stack[: self._top]

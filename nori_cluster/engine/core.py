@@ -6,7 +6,7 @@ from nori_cluster.engine.plan import StepDeltas
 from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.engine.sequence import SequenceRequest
 from nori_cluster.errors import EngineFailure
-from nori_cluster.types import StepPlan, StepResult
+from nori_cluster.types import GroupSpec, StepPlan, StepResult
 
 
 class Executor(Protocol):
@@ -45,8 +45,12 @@ class EngineCore:
     def submit(self, request: SequenceRequest, now: float) -> None:
         self.scheduler.submit(request, now)
 
-    def abort(self, key: int, retryable: bool = False) -> None:
-        self.scheduler.abort(key, retryable)
+    def abort(self, key: int, retryable: bool = False, reason: str = "") -> None:
+        self.scheduler.abort(key, retryable, reason)
+
+    def renew(self, spec: GroupSpec) -> StepDeltas | None:
+        """The workers hold other weights; only without work. News of what the cache forgot."""
+        return self.scheduler.renew(spec)
 
     def check(self) -> None:
         """While idle: EngineFailure when a worker is lost."""

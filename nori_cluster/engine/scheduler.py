@@ -7,6 +7,7 @@ a sequence that meanwhile ended is dropped, and its slot and blocks return when 
 
 import bisect
 from collections import deque
+from collections.abc import Sequence as Row
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from nori_cluster.engine.blocks import BlockPool
 from nori_cluster.engine.kv import KVGroup
 from nori_cluster.engine.outcome import Sampled, join_rows, split_rows
 from nori_cluster.engine.plan import FinishNews, InFlight, PlanBuilder, StartNews, StepDeltas
+from nori_cluster.engine.prefix import CacheEvents
 from nori_cluster.engine.queue import WaitingQueue
 from nori_cluster.engine.sequence import Sequence, SequenceRequest, SlotColumns
 from nori_cluster.engine.stop import StopRules
@@ -91,11 +93,19 @@ class Scheduler:
             return root(request.cache_salt)
         return None if request.siblings is None else root(b"siblings %d " % request.siblings + request.cache_salt)
 
-    def abort(self, key: int, retryable: bool = False) -> None:
+    def abort(self, key: int, retryable: bool = False, reason: str = "") -> None:
         """End a sequence; its finish (CANCELLED) comes with the next deltas. No-op when it has ended."""
         sequence = self._sequences.get(key)
         if sequence is not None:
-            self._end(sequence, FinishNews(key, FinishReason.CANCELLED, retryable=retryable))
+            self._end(sequence, FinishNews(key, FinishReason.CANCELLED, error=reason, retryable=retryable))
+
+    def renew(self, spec: GroupSpec) -> StepDeltas | None:
+        """The workers hold other weights from here on: nothing that was cached is true of them. Only without work."""
+        assert not self.has_work, "the weights cannot change under a sequence"
+        self.spec = spec
+        self.pool.empty()
+        forgotten = self.pool.index.take_events()
+        return None if forgotten is None else self._told(cache_events=forgotten)
 
     @property
     def has_work(self) -> bool:
@@ -304,9 +314,15 @@ class Scheduler:
         """Finishes (aborts, deadlines) that need no step; None when there are none."""
         if not self._news:
             return None
-        empty = np.zeros(0, dtype=np.int32)
         news, self._news = self._news, []
-        return StepDeltas(self._step, np.zeros(0, dtype=np.int64), empty, empty, empty, finishes=news)
+        return self._told(finishes=news)
+
+    def _told(self, finishes: Row[FinishNews] = (), cache_events: CacheEvents | None = None) -> StepDeltas:
+        """News without tokens."""
+        empty = np.zeros(0, dtype=np.int32)
+        return StepDeltas(
+            self._step, np.zeros(0, dtype=np.int64), empty, empty, empty, finishes=finishes, cache_events=cache_events
+        )
 
     def _note(self, record: InFlight, result: StepResult) -> None:
         """What a result says of single rows: prompt logprobs, drafts, sequences that cannot go on."""

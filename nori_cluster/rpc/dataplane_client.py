@@ -261,6 +261,8 @@ class DataPlaneClient:
                         entry.receiver.accepted()
             elif kind == "rejection":
                 self._rejection(message.rejection)
+            elif kind == "welcome":  # the group holds other weights
+                self.description = message.welcome.description
 
     async def _write(self, call: StreamCall) -> None:
         while True:

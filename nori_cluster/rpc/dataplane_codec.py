@@ -30,6 +30,8 @@ def describe(spec: GroupSpec, max_num_seqs: int) -> pb.GroupDescription:
         kv_blocks=spec.num_blocks,
         eos_token_ids=spec.eos_token_ids,
         role=pb.GROUP_ROLE_UNIFIED,
+        weight_version=spec.weight_version,
+        weights_id=spec.weights_id,
         numerics_id=spec.numerics_id,
         protocol_version=PROTOCOL_VERSION,
         dtype=spec.dtype,

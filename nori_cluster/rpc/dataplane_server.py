@@ -33,6 +33,13 @@ log = logging.getLogger(__name__)
 _DEFAULT_UNSENT = 1 << 20  # tokens a session may owe its gateway before it is cut
 
 
+class OtherWeights(NoriError):
+    """A sequence that began with other weights than the group holds."""
+
+    def __init__(self, wanted: str, held: str) -> None:
+        super().__init__(f"the answer began with weights {wanted}, this group holds {held}")
+
+
 class Session:
     """One gateway's stream: its place in the key space and what it has not been sent yet."""
 
@@ -172,7 +179,8 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
         self._on_failure = on_failure
         self._sessions: dict[int, Session] = {}
         self._next_session = 1
-        self._description = describe(spec, core.scheduler.config.max_num_seqs)
+        self._max_num_seqs = core.scheduler.config.max_num_seqs
+        self._description = describe(spec, self._max_num_seqs)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: grpc.aio.Server | None = None
         self._engine = EngineThread(core, self._from_engine)
@@ -211,7 +219,33 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
 
     def hand_over(self) -> None:
         """Give up every open sequence; their gateways go on with them in other groups."""
-        self._engine.abort([key for session in self._sessions.values() for key in session.live], retryable=True)
+        self._engine.abort(self._open(), retryable=True)
+
+    def abort_all(self, reason: str) -> None:
+        """End every open sequence; `reason` is the error its client sees."""
+        self._engine.abort(self._open(), reason=reason)
+
+    def _open(self) -> list[int]:
+        return [key for session in self._sessions.values() for key in session.live]
+
+    async def reload(self, load: Callable[[], GroupSpec]) -> GroupSpec:
+        """Run `load` on the step thread, and serve what it returns. Only while draining, with no sequence open.
+
+        Overloaded when some are; else what `load` raises: EngineFailure ends the group, others change nothing.
+        """
+        assert self.draining
+        if left := self.open_sequences:
+            raise Overloaded(f"{left} sequences of the group still run")
+        if self.failure is not None:
+            raise self.failure
+        self._spec = await asyncio.wrap_future(self._engine.reload(load))
+        self._description = describe(self._spec, self._max_num_seqs)
+        for session in self._sessions.values():
+            session.control(pb.ExchangeResponse(welcome=self._welcome()))
+        return self._spec
+
+    def _welcome(self) -> pb.Welcome:
+        return pb.Welcome(group_id=self._group_id, group_incarnation=self._incarnation, description=self._description)
 
     # -- from the step thread ---------------------------------------------------------------------------------------
 
@@ -311,11 +345,8 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
         self._sessions[session.number] = session
         reader = asyncio.create_task(self._read(session, requests))
         reader.add_done_callback(functools.partial(_reader_ended, session))
-        welcome = pb.Welcome(
-            group_id=self._group_id, group_incarnation=self._incarnation, description=self._description
-        )
         try:
-            yield pb.ExchangeResponse(welcome=welcome)
+            yield pb.ExchangeResponse(welcome=self._welcome())
             while True:
                 for message in await session.next_messages():
                     yield message
@@ -349,6 +380,8 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
             try:
                 if self.draining:
                     raise Overloaded("the group is draining", retry_after=1.0)
+                if message.weights_id and message.weights_id != self._spec.weights_id:
+                    raise OtherWeights(message.weights_id, self._spec.weights_id)
                 if key in session.live:
                     raise ClientError(f"handle {message.handle} is in use", param="handle")
                 siblings = session.key(message.prompt_group) if several else None
@@ -373,7 +406,9 @@ def _reader_ended(session: Session, reader: asyncio.Task[None]) -> None:
 def rejection(handles: list[int], error: NoriError, draining: bool = False) -> pb.ExchangeResponse:
     """The refusal of sequences that were never scheduled."""
     reason = pb.REJECTION_REASON_INVALID
-    if isinstance(error, Overloaded):
+    if isinstance(error, OtherWeights):
+        reason = pb.REJECTION_REASON_OTHER_WEIGHTS
+    elif isinstance(error, Overloaded):
         reason = pb.REJECTION_REASON_DRAINING if draining else pb.REJECTION_REASON_QUEUE_FULL
     elif isinstance(error, ContextLengthExceeded) or error.code == "kv_capacity_exceeded":
         reason = pb.REJECTION_REASON_TOO_LONG

@@ -8,13 +8,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import msgspec
 
 from nori_cluster.engine.core import EngineCore
 from nori_cluster.engine.plan import StepDeltas
 from nori_cluster.engine.sequence import SequenceRequest
-from nori_cluster.errors import EngineFailure, NoriError
+from nori_cluster.errors import EngineFailure, NoriError, Overloaded
+from nori_cluster.types import GroupSpec
 
 _RATE_WINDOW = 5.0  # seconds over which tokens/s is averaged
 
@@ -46,7 +48,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 News = Submitted | StepDeltas | EngineFailure
-Command = Callable[[], Submitted | None]
+Command = Callable[[], News | None]
 
 
 class EngineThread:
@@ -76,9 +78,18 @@ class EngineThread:
         """Any thread. The answer is a Submitted through `deliver`."""
         self._post(lambda: self._submit(requests))
 
-    def abort(self, keys: Sequence[int], retryable: bool = False) -> None:
+    def abort(self, keys: Sequence[int], retryable: bool = False, reason: str = "") -> None:
         """Any thread. Each key that still lives ends with a FinishNews. retryable: it may go on in another group."""
-        self._post(lambda: self._abort(keys, retryable))
+        self._post(lambda: self._abort(keys, retryable, reason))
+
+    def reload(self, load: Callable[[], GroupSpec]) -> Future[GroupSpec]:
+        """Any thread. Between two steps, while there is no work: `load` puts other weights on the workers.
+
+        The future holds what it returned or raised; an EngineFailure also ends the engine.
+        """
+        future: Future[GroupSpec] = Future()
+        self._post(lambda: self._reload(load, future))
+        return future
 
     @property
     def load(self) -> Load:
@@ -127,9 +138,23 @@ class EngineThread:
                 accepted.append(request.key)
         return Submitted(accepted, refused)
 
-    def _abort(self, keys: Sequence[int], retryable: bool) -> None:
+    def _abort(self, keys: Sequence[int], retryable: bool, reason: str) -> None:
         for key in keys:
-            self._core.abort(key, retryable)
+            self._core.abort(key, retryable, reason)
+
+    def _reload(self, load: Callable[[], GroupSpec], future: Future[GroupSpec]) -> StepDeltas | None:
+        try:
+            if self._core.has_work:
+                raise Overloaded("sequences of the group still run")
+            spec = load()
+            deltas = self._core.renew(spec)
+        except Exception as error:
+            future.set_exception(error)
+            if isinstance(error, NoriError) and not isinstance(error, EngineFailure):
+                return None
+            raise
+        future.set_result(spec)
+        return deltas
 
     def _measure(self) -> None:
         scheduler, now = self._core.scheduler, time.monotonic()

@@ -28,7 +28,8 @@ FIRST_BACKOFF, LAST_BACKOFF = 0.1, 2.0
 class GroupRegistrar:
     """Keeps one Register stream open: a report every `interval` seconds and after `changed()`.
 
-    registration: read at every (re)connection. report: read for every report; both must return at once.
+    registration: read at every (re)connection and after `registration_changed()`. report: read for every report; both
+    must return at once.
     registered: the router has the group in its table. displaced: another process registered the same group_id, and this
     one gave up.
     """
@@ -44,6 +45,7 @@ class GroupRegistrar:
         self.registered = False
         self.displaced = False
         self.epoch = 0
+        self._registration_due = False
         self._router = router
         self._registration = registration
         self._report = report
@@ -56,6 +58,11 @@ class GroupRegistrar:
         """Must run on the loop that will own the stream."""
         self._loop = asyncio.get_running_loop()
         self._task = background(self._run(), "the registrar")
+
+    def registration_changed(self) -> None:
+        """Register anew on the open stream, with a report. On the loop."""
+        self._registration_due = True
+        self.changed()
 
     def changed(self) -> None:
         """Report now. From any thread."""
@@ -88,8 +95,8 @@ class GroupRegistrar:
     async def _serve_once(self) -> None:
         async with grpc.aio.insecure_channel(self._router, options=client_options()) as channel:
             call: StreamCall = pb_grpc.RouterServiceStub(channel).Register()
+            self._registration_due = True
             first = self._next_report()
-            first.registration.CopyFrom(convert.registration_to_pb(self._registration()))
             async with asyncio.timeout(ANSWER_SECONDS):
                 await call.write(first)
                 answer: Any = await call.read()
@@ -114,4 +121,8 @@ class GroupRegistrar:
 
     def _next_report(self) -> pb.RegisterRequest:
         state, report = self._report()
-        return pb.RegisterRequest(state=cast("pb.GroupState", int(state)), report=convert.report_to_pb(report))
+        out = pb.RegisterRequest(state=cast("pb.GroupState", int(state)), report=convert.report_to_pb(report))
+        if self._registration_due:
+            self._registration_due = False
+            out.registration.CopyFrom(convert.registration_to_pb(self._registration()))
+        return out

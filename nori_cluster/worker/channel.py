@@ -13,17 +13,18 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from nori_cluster.errors import EngineFailure
-from nori_cluster.types import StepPlan, StepResult
+from nori_cluster.config import ModelConfig
+from nori_cluster.errors import CheckpointError, EngineFailure, NoriError
+from nori_cluster.types import GroupSpec, StepPlan, StepResult
 
 _LENGTH: Final = struct.Struct("<Q")
 _IN_RING: Final = b"R"  # the frame lies in the ring
 _INLINE: Final = b"S"  # its length and bytes follow on the socket
+_ORDER: Final = b"O"  # like _INLINE, but the frame is a ReloadOrder
 _WRAP: Final = 2**64 - 1  # the rest of the ring is unused: go on at its start
 _READERS_AT: Final = 64  # a cache line per reader: position, steps begun, steps done, time of the last beat (ns)
 _BEGUN, _DONE, _BEAT = 8, 16, 24
@@ -101,8 +102,35 @@ class Hello(msgspec.Struct, frozen=True):
     token: str
 
 
-def _send_inline(sock: socket.socket, frame: bytes) -> None:
-    sock.sendall(_INLINE + _LENGTH.pack(len(frame)) + frame)
+class ReloadOrder(msgspec.Struct, frozen=True):
+    """To every rank, while no step is in flight. check: only look whether it could be loaded."""
+
+    model: ModelConfig
+    check: bool
+
+
+class ReloadAnswer(msgspec.Struct, frozen=True):
+    """Of one rank. spec: after a load, what it serves now. error: why not; after a load the rank is then lost."""
+
+    spec: GroupSpec | None = None
+    error: str = ""
+
+
+class Reloadable(Protocol):
+    """What serves plans and can take other weights: worker.Worker."""
+
+    def execute(self, plan: StepPlan) -> StepResult | None:
+        """Rank 0's result, None elsewhere."""
+
+    def check_reload(self, model: ModelConfig) -> None:
+        """NoriError when the folder holds anything but other weights of the same model; touches nothing."""
+
+    def reload(self, model: ModelConfig) -> GroupSpec:
+        """Any exception means that the rank is lost."""
+
+
+def _send_inline(sock: socket.socket, frame: bytes, bell: bytes = _INLINE) -> None:
+    sock.sendall(bell + _LENGTH.pack(len(frame)) + frame)
 
 
 def _read_exactly(sock: socket.socket, count: int) -> bytes:
@@ -118,13 +146,20 @@ def _read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def _read_frame(sock: socket.socket, ring: Ring | None, reader: int) -> bytes:
+    bell, frame = _read_message(sock, ring, reader)
+    assert bell != _ORDER, "only workers take orders"
+    return frame
+
+
+def _read_message(sock: socket.socket, ring: Ring | None, reader: int) -> tuple[bytes, bytes]:
+    """Doorbell and frame."""
     bell = _read_exactly(sock, 1)
     if bell == _IN_RING:
         assert ring is not None
-        return ring.read(reader)
-    assert bell == _INLINE, f"unknown doorbell {bell!r}"
+        return bell, ring.read(reader)
+    assert bell in (_INLINE, _ORDER), f"unknown doorbell {bell!r}"
     (length,) = _LENGTH.unpack(_read_exactly(sock, _LENGTH.size))
-    return _read_exactly(sock, length)
+    return bell, _read_exactly(sock, length)
 
 
 class Listener:
@@ -242,6 +277,48 @@ class RingExecutor:
                 raise self._lost(rank)
         self._check_pulses(0.0)
 
+    def reload(self, model: ModelConfig, timeout: float) -> GroupSpec:
+        """Other weights on every rank, or on none. Only while no step is in flight; blocks.
+
+        CheckpointError when a rank cannot take them: nothing was touched. EngineFailure when one was lost over it, or
+        took longer than `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        for rank, answer in enumerate(self._order(ReloadOrder(model, check=True), deadline)):
+            if answer.error:
+                raise CheckpointError(answer.error if len(self.pids) == 1 else f"rank {rank}: {answer.error}")
+        answers = self._order(ReloadOrder(model, check=False), deadline)
+        for rank, answer in enumerate(answers):
+            if answer.error:
+                raise EngineFailure(f"rank {rank} failed to load {model.path}: {answer.error}")
+        spec = answers[0].spec
+        assert spec is not None
+        if any(answer.spec != spec for answer in answers):
+            raise EngineFailure(f"the ranks disagree about {model.path}: {[answer.spec for answer in answers]}")
+        return spec
+
+    def _order(self, order: ReloadOrder, deadline: float) -> list[ReloadAnswer]:
+        """Every rank's answer. A rank that loads may hold its own pulse up, so only the deadline bounds it."""
+        for rank, sock in enumerate(self._sockets):
+            try:
+                _send_inline(sock, self._encoder.encode(order), _ORDER)
+            except OSError:
+                raise self._lost(rank) from None
+        answers: dict[int, ReloadAnswer] = {}
+        while len(answers) < len(self._sockets):
+            for rank in sorted(self._ranks[fd] for fd, _ in self._poll.poll(int(BEAT_SECONDS * 1000))):
+                try:
+                    frame = _read_frame(self._sockets[rank], self._results, 0)
+                except (EOFError, OSError):
+                    raise self._lost(rank) from None
+                answers[rank] = msgspec.msgpack.decode(frame, type=ReloadAnswer)
+                if answers[rank].error and not order.check:
+                    raise self._failed(rank, answers[rank].error)
+            if time.monotonic() > deadline:
+                late = sorted(set(range(len(self._sockets))) - answers.keys())
+                raise EngineFailure(f"ranks {late} did not load {order.model.path} in time")
+        return [answers[rank] for rank in range(len(answers))]
+
     def _check_pulses(self, waited: float) -> None:
         """waited: seconds since the oldest step in flight is awaited. EngineFailure names who is stuck, and where."""
         now = time.monotonic_ns()
@@ -319,18 +396,22 @@ class WorkerChannel:
             self._plans.mark(self.rank, _BEAT, time.monotonic_ns())
             self._closing.wait(BEAT_SECONDS)
 
-    def serve(self, execute: Callable[[StepPlan], StepResult | None]) -> None:
-        """Blocks. `execute` returns rank 0's result, None elsewhere. Raises what it raises, after reporting it."""
+    def serve(self, worker: Reloadable) -> None:
+        """Blocks. Raises what the worker raises, after reporting it."""
         steps = 0
         while True:
             try:
-                plan = self._decoder.decode(_read_frame(self._socket, self._plans, self.rank))
+                bell, frame = _read_message(self._socket, self._plans, self.rank)
             except (EOFError, ConnectionError):
                 return
+            if bell == _ORDER:
+                self._obey(worker, msgspec.msgpack.decode(frame, type=ReloadOrder))
+                continue
+            plan = self._decoder.decode(frame)
             steps += 1
             self._plans.mark(self.rank, _BEGUN, steps)
             try:
-                result = execute(plan)
+                result = worker.execute(plan)
             except Exception as failure:
                 self._report(
                     StepResult(step=plan.step, counts=b"", ids=b"", error=f"{type(failure).__name__}: {failure}")
@@ -340,6 +421,23 @@ class WorkerChannel:
             if result is not None:
                 self._send(result)
 
+    def _obey(self, worker: Reloadable, order: ReloadOrder) -> None:
+        """A check that fails is an answer like any other; a load that fails ends this rank."""
+        try:
+            if order.check:
+                worker.check_reload(order.model)
+                answer = ReloadAnswer()
+            else:
+                answer = ReloadAnswer(spec=worker.reload(order.model))
+        except Exception as failure:
+            known = order.check and isinstance(failure, NoriError)
+            message = str(failure) if known else f"{type(failure).__name__}: {failure}"
+            self._report(ReloadAnswer(error=message))
+            if known:
+                return
+            raise
+        _send_inline(self._socket, self._encoder.encode(answer))
+
     def _send(self, result: StepResult) -> None:
         frame = self._encoder.encode(result)
         if self.rank == 0 and self._results.write(frame):
@@ -347,7 +445,7 @@ class WorkerChannel:
         else:
             _send_inline(self._socket, frame)
 
-    def _report(self, result: StepResult) -> None:
+    def _report(self, result: StepResult | ReloadAnswer) -> None:
         try:
             _send_inline(self._socket, self._encoder.encode(result))
         except OSError:

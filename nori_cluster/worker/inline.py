@@ -3,7 +3,7 @@
 from collections import deque
 
 from nori_cluster.checkpoint.progress import Progress
-from nori_cluster.config import GroupConfig
+from nori_cluster.config import GroupConfig, ModelConfig
 from nori_cluster.device.parallel import SoloGroup
 from nori_cluster.errors import ConfigError
 from nori_cluster.types import GroupSpec, StepPlan, StepResult
@@ -29,6 +29,12 @@ class InlineExecutor:
         return self._results.popleft()
 
     def check(self) -> None: ...
+
+    def reload(self, model: ModelConfig) -> GroupSpec:
+        """Other weights; only while no result is awaited. CheckpointError or ConfigError: nothing was touched."""
+        assert not self._results
+        self.worker.check_reload(model)
+        return self.worker.reload(model)
 
     def close(self) -> None:
         self._results.clear()

@@ -16,14 +16,14 @@ from nori_cluster.attention.base import AttentionBackend
 from nori_cluster.checkpoint.hf_config import CheckpointConfig, read_config
 from nori_cluster.checkpoint.parallel import validate_parallel
 from nori_cluster.checkpoint.progress import Progress
-from nori_cluster.config import GroupConfig, SchedulerConfig, existing_folder
+from nori_cluster.config import GroupConfig, ModelConfig, SchedulerConfig, existing_folder
 from nori_cluster.device.forward import ForwardBatch
 from nori_cluster.device.kv_cache import KVCache
 from nori_cluster.device.parallel import TPGroup
 from nori_cluster.errors import ConfigError
 from nori_cluster.layers.shard import LayerContext
 from nori_cluster.models import MODELS
-from nori_cluster.models.base import ModelSpec
+from nori_cluster.models.base import ModelFamily, ModelSpec
 from nori_cluster.models.decoder import Decoder
 from nori_cluster.models.invariance import keeps_bits
 from nori_cluster.quant import QUANT
@@ -35,6 +35,7 @@ from nori_cluster.worker.memory import count_blocks
 from nori_cluster.worker.numerics import attention_name, numerics_id, require_batch_invariant, require_proof
 from nori_cluster.worker.placement import resolve_device, resolve_dtype
 from nori_cluster.worker.proposer import NgramProposer, Proposer
+from nori_cluster.worker.reload import CheckpointFacts, read_facts, require_same
 from nori_cluster.worker.sampler import concatenated
 from nori_cluster.worker.slots import Int32Array, SlotTable, spread
 from nori_cluster.worker.structured import Structured
@@ -64,6 +65,10 @@ class Worker:
         self.cache: KVCache
         self.table: SlotTable
         self.backend: AttentionBackend
+        self._family: type[ModelFamily]
+        self._context: LayerContext
+        self._facts: CheckpointFacts
+        self._spec: GroupSpec
         self._proposer: Proposer | None = None
         self._chooser: Chooser | None = None  # on rank 0
 
@@ -72,7 +77,7 @@ class Worker:
         """Read the weights, size the KV cache; the same GroupSpec on every rank."""
         folder = existing_folder(self.config.model.path)
         checkpoint = read_config(folder)
-        family = MODELS[checkpoint.architecture]
+        self._family = MODELS[checkpoint.architecture]
         validate_parallel(checkpoint, self.group.size)
         quant = QUANT[(checkpoint.raw.get("quantization_config") or {}).get("quant_method", "none")]
         max_model_len = _max_model_len(self.config, checkpoint)
@@ -80,9 +85,10 @@ class Worker:
         invariant = self.config.numerics.batch_invariant
         if invariant:
             require_batch_invariant(quant, dtype, self.device, self.group)
-        context = LayerContext(self.group, dtype, self.device, quant, invariant)
-        spec = family.spec_from_hf(checkpoint)
-        self.model = load_model(folder, family, spec, context, progress if self.group.rank == 0 else None)
+        self._context = LayerContext(self.group, dtype, self.device, quant, invariant)
+        spec = self._family.spec_from_hf(checkpoint)
+        self._read_weights(folder, spec, progress if self.group.rank == 0 else None)
+        self._facts = read_facts(folder, [source.checkpoint for source in self._family.weights(spec)])
         self._make_cache(spec, dtype, max_model_len)
         if invariant:
             require_proof(keeps_bits(self.model, self.backend, self.cache))
@@ -92,8 +98,7 @@ class Worker:
             structured = Structured(folder, spec.vocab_size, checkpoint.eos_token_ids)
             structured.preload()
             self._chooser = Chooser(self.table, structured, spec.vocab_size, self.device, allowed, mode)
-        weights = fingerprint(folder)
-        return GroupSpec(
+        self._spec = GroupSpec(
             model=self.config.model.name,
             vocab_size=spec.vocab_size,
             max_model_len=max_model_len,
@@ -101,9 +106,41 @@ class Worker:
             block_size=self.cache.block_size,
             eos_token_ids=checkpoint.eos_token_ids,
             dtype=str(dtype).removeprefix("torch."),
-            numerics_id=numerics_id(weights, dtype, self.group, self.backend, self.device),
-            weights_id=weights,
+            numerics_id="",
         )
+        return self._identified(folder)
+
+    def check_reload(self, model: ModelConfig) -> None:
+        """CheckpointError or ConfigError unless model.path differs from the loaded folder in its weights only."""
+        require_same(self._facts, existing_folder(model.path))
+
+    @torch.inference_mode()
+    def reload(self, model: ModelConfig) -> GroupSpec:
+        """Other weights in the place of these, after check_reload and while no sequence is alive; the same GroupSpec on
+        every rank. What the KV cache held is gone."""
+        folder = existing_folder(model.path)
+        spec = self.model.spec
+        del self.model  # there is no room for both
+        self._read_weights(folder, spec, None)
+        self.cache.tensor.zero_()
+        if self.config.numerics.batch_invariant:
+            require_proof(keeps_bits(self.model, self.backend, self.cache))
+        self.config = msgspec.structs.replace(self.config, model=model)
+        return self._identified(folder)
+
+    def _read_weights(self, folder: Path, spec: ModelSpec, progress: Progress | None) -> None:
+        self.model = load_model(folder, self._family, spec, self._context, progress)
+
+    def _identified(self, folder: Path) -> GroupSpec:
+        """The spec, with the ids of the weights that are loaded now."""
+        weights, version = fingerprint(folder), self.config.model.weight_version
+        self._spec = msgspec.structs.replace(
+            self._spec,
+            numerics_id=numerics_id(weights, self._context.dtype, self.group, self.backend, self.device),
+            weights_id=f"{weights}@{version}",
+            weight_version=version,
+        )
+        return self._spec
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult | None:

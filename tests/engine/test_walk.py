@@ -24,10 +24,10 @@ def test_random_walks(depth: int, batch: int) -> None:
 
 
 class LeakOnAbort(Scheduler):
-    def abort(self, key: int, retryable: bool = False) -> None:
+    def abort(self, key: int, retryable: bool = False, reason: str = "") -> None:
         sequence = self._sequences.get(key)
         ran = sequence is not None and sequence.slot >= 0
-        super().abort(key, retryable)
+        super().abort(key, retryable, reason)
         if ran:
             self.pool._top -= 1
 

@@ -9,7 +9,8 @@ import time
 import pytest
 from worker.echo_worker import echo, try_wrong_token
 
-from nori_cluster.errors import EngineFailure
+from nori_cluster.config import ModelConfig
+from nori_cluster.errors import CheckpointError, EngineFailure
 from nori_cluster.types import StepPlan, pack
 from nori_cluster.worker.channel import RING_BYTES, Listener, Ring, RingExecutor
 
@@ -123,6 +124,42 @@ def test_a_step_that_never_ends_is_given_up(group: RingExecutor) -> None:
         EngineFailure, match=r"step 0 took more than 0.7 s; rank 0 \(pid \d+\), rank 1 .*: it is in step 0"
     ):
         group.collect()
+
+
+def named(path: str) -> ModelConfig:
+    return ModelConfig(name="m", path=path)
+
+
+def test_every_rank_loads_between_two_steps(group: RingExecutor) -> None:
+    for step, path in enumerate(("first", "second")):
+        group.submit(make_plan(step))
+        group.collect()
+        spec = group.reload(named(path), timeout=30.0)
+        assert (spec.weights_id, spec.numerics_id) == (path, "" if step == 0 else "first")
+    group.submit(make_plan(2))
+    assert group.collect().step == 2
+
+
+def test_what_one_rank_refuses_no_rank_loads(group: RingExecutor) -> None:
+    with pytest.raises(CheckpointError, match="rank 1: odd: hidden_size is 3"):
+        group.reload(named("odd"), timeout=30.0)
+    assert group.reload(named("even"), timeout=30.0).numerics_id == ""
+    group.submit(make_plan(0))
+    assert group.collect().step == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("broken", "rank 1 failed: OSError: cannot be read"),
+        ("deadly", r"rank 1 \(pid \d+\) is gone"),
+        ("endless", r"ranks \[0, 1\] did not load endless in time"),
+    ],
+)
+def test_a_rank_that_fails_to_load_is_lost(group: RingExecutor, path: str, reason: str) -> None:
+    group.stuck = path == "endless"  # type: ignore[attr-defined]
+    with pytest.raises(EngineFailure, match=reason):
+        group.reload(named(path), timeout=0.7 if path == "endless" else 30.0)
 
 
 def test_missing_rank_is_named() -> None:
