@@ -20,7 +20,7 @@ help:
 	@echo 'make bench-detokenizer  microseconds per token from ids to text, with and without stop strings'
 	@echo 'make long-walk   a million steps of the engine'"'"'s random walk'
 	@echo 'make schema-suite  JSON schemas of public suites against the masks (ARGS="--suite FOLDER")'
-	@echo 'make drills      processes killed, stopped and drained under load; make drills-short: nine of them'
+	@echo 'make drills      processes killed, lines cut, queues flooded under load (25 minutes; docs/drills.md); make drills-short: nine of them'
 	@echo 'make kernels-report  kernels compiled for every target without a GPU: registers, spills, shared memory'
 	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
 	@echo 'make clean       remove caches and build outputs (the environment stays: rm -rf $(VENV))'
@@ -82,9 +82,11 @@ schema-suite: $(VENV)/installed-dev
 kernels-report: $(VENV)/installed-dev
 	TRITON_INTERPRET=0 $(BIN)/python -m nori_kernels.report $(ARGS)
 
+# ARGS="--only NAME,NAME --repeat N --seed N" for some of them, ARGS=--list for their names.
 drills: $(VENV)/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m drills.run $(ARGS)
 
+# 6 kills, 1 stop, 1 router, 1 drain: under two minutes.
 drills-short: $(VENV)/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m drills.run --short $(ARGS)
 

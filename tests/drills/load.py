@@ -1,8 +1,11 @@
-"""The load of a drill: streams in a closed loop whose tokens are known from an undisturbed run."""
+"""The load of a drill: streams in a closed loop, over all gateways, whose tokens are known from an undisturbed run."""
 
 import asyncio
+import itertools
 import json
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +13,9 @@ import httpx
 
 KINDS = 12  # different requests; the same ones again and again
 PROMPT = list(range(20, 37))
+REFUSED = (429, 503)  # with Retry-After: said before anything was accepted
+
+Tokens = Mapping[int, Mapping[int, list[int]]]  # kind → candidate → token ids
 
 
 def body_of(kind: int, tokens: int) -> dict[str, Any]:
@@ -34,62 +40,100 @@ def body_of(kind: int, tokens: int) -> dict[str, Any]:
 
 @dataclass
 class Outcome:
-    """What one request said, by candidate. gap: longest pause between two events, or before the first."""
+    """What one request said, by candidate. waited: seconds to the HTTP status. gap: longest pause after it."""
 
     kind: int
+    gateway: str = ""
     ids: dict[int, list[int]] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
+    status: int = 0
+    waited: float = 0.0
     gap: float = 0.0
+    done: bool = False  # [DONE] came
     error: str = ""
 
     @property
     def whole(self) -> bool:
-        return not self.error and bool(self.ids) and self.ended == set(self.ids)
+        return self.done and not self.error and bool(self.ids) and self.ended == set(self.ids)
+
+    @property
+    def accepted(self) -> bool:
+        return self.status == 200
 
 
-async def ask(client: httpx.AsyncClient, kind: int, tokens: int) -> Outcome:
-    out = Outcome(kind)
+async def ask(client: httpx.AsyncClient, kind: int, tokens: int, gateway: str = "") -> Outcome:
+    out = Outcome(kind, gateway)
     last = time.monotonic()
     try:
         async with client.stream("POST", "/v1/completions", json=body_of(kind, tokens)) as reply:
-            if reply.status_code != 200:
-                out.error = f"{reply.status_code}: {(await reply.aread())[:200]!r}"
+            out.status = reply.status_code
+            now = time.monotonic()
+            out.waited, last = now - last, now
+            if not out.accepted:
+                after = reply.headers.get("retry-after")
+                out.error = f"{out.status}, retry after {after}: {(await reply.aread())[:200]!r}"
+                if out.status in REFUSED and after is None:
+                    out.status = -out.status  # a refusal without Retry-After is none
                 return out
             async for line in reply.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                now = time.monotonic()
-                out.gap, last = max(out.gap, now - last), now
-                event = json.loads(line[6:])
-                if "error" in event:
-                    out.error = str(event["error"]["message"])
-                for choice in event.get("choices", ()):
-                    out.ids.setdefault(choice["index"], []).extend(choice["token_ids"])
-                    if choice["finish_reason"]:
-                        out.ended.add(choice["index"])
+                if line == "data: [DONE]":
+                    out.done = True
+                elif line.startswith("data: "):
+                    now = time.monotonic()
+                    out.gap, last = max(out.gap, now - last), now
+                    _take_in(out, json.loads(line[6:]))
     except httpx.HTTPError as error:
         out.error = repr(error)
+        out.gap = max(out.gap, time.monotonic() - last)
     return out
 
 
-class Load:
-    """`streams` requests at a time until stop(); every outcome is judged against the undisturbed one."""
+def _take_in(out: Outcome, event: dict[str, Any]) -> None:
+    if "error" in event:
+        out.error = str(event["error"]["message"])
+    for choice in event.get("choices", ()):
+        out.ids.setdefault(choice["index"], []).extend(choice["token_ids"])
+        if choice["finish_reason"]:
+            out.ended.add(choice["index"])
 
-    def __init__(self, url: str, streams: int, tokens: int) -> None:
+
+async def learn(url: str, tokens: int) -> dict[int, dict[int, list[int]]]:
+    """What each kind says while nothing happens."""
+    async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
+        outcomes = await asyncio.gather(*(ask(client, kind, tokens) for kind in range(KINDS)))
+    for outcome in outcomes:
+        assert outcome.whole, outcome.error
+    return {outcome.kind: outcome.ids for outcome in outcomes}
+
+
+def says(outcome: Outcome, expected: Mapping[int, list[int]], tokens: int) -> bool:
+    """Whether every token is the one of the undisturbed run, and for a whole outcome whether all of them came."""
+    if not set(outcome.ids) <= set(expected):
+        return False
+    for candidate, ids in outcome.ids.items():
+        wanted = expected[candidate][:tokens]
+        if ids != (wanted if outcome.whole else wanted[: len(ids)]):
+            return False
+    return not outcome.whole or set(outcome.ids) == set(expected)
+
+
+class Load:
+    """`streams` requests at a time until stop(); every outcome is judged against the undisturbed one.
+
+    gateways: name → URL. expected: as learn() gave it, of at least `tokens` tokens.
+    """
+
+    def __init__(self, gateways: Mapping[str, str], streams: int, tokens: int, expected: Tokens) -> None:
         self.outcomes: list[Outcome] = []
-        self.refused = 0  # 429 or 503 before anything was accepted: no request of the drill
-        self._url, self._streams, self._tokens = url, streams, tokens
-        self._expected: dict[int, dict[int, list[int]]] = {}
+        self.refused = 0  # 429 or 503 with Retry-After, or a gateway that left: no request of the drill
+        self.running: Counter[str] = Counter()  # by gateway
+        self.tokens = tokens
+        self._gateways = dict(gateways)
+        self._streams = streams
+        self._expected = expected
+        self._left: set[str] = set()
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
-
-    async def learn(self) -> None:
-        """Run each kind once, undisturbed."""
-        async with httpx.AsyncClient(base_url=self._url, timeout=120.0) as client:
-            for kind in range(KINDS):
-                outcome = await ask(client, kind, self._tokens)
-                assert outcome.whole, outcome.error
-                self._expected[kind] = outcome.ids
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._one(number)) for number in range(self._streams)]
@@ -99,22 +143,59 @@ class Load:
         self._stopping = True
         await asyncio.gather(*self._tasks)
 
+    def leaves(self, gateway: str) -> None:
+        """Clients turn to the other gateways from now on; what this one had accepted is the drill's own verdict."""
+        self._left.add(gateway)
+
     async def _one(self, number: int) -> None:
+        names = itertools.cycle(self._gateways)
+        for _ in range(1 + number % len(self._gateways)):
+            name = next(names)
         kind = number
-        async with httpx.AsyncClient(base_url=self._url, timeout=120.0) as client:
-            while not self._stopping:
-                outcome = await ask(client, kind % KINDS, self._tokens)
-                if outcome.error[:4] in ("503:", "429:"):
-                    self.refused += 1
-                    await asyncio.sleep(0.2)
-                    continue
-                self.outcomes.append(outcome)
-                kind += 5
+        while not self._stopping:
+            async with httpx.AsyncClient(base_url=self._gateways[name], timeout=120.0) as client:
+                while not self._stopping and name not in self._left:
+                    self.running[name] += 1
+                    outcome = await ask(client, kind % KINDS, self.tokens, name)
+                    self.running[name] -= 1
+                    await self._keep(outcome)
+                    kind += 5
+            if self._left >= set(self._gateways):
+                return
+            while name in self._left:
+                name = next(names)
+
+    async def _keep(self, outcome: Outcome) -> None:
+        if outcome.status in REFUSED or (outcome.gateway in self._left and not outcome.accepted):
+            self.refused += 1
+        else:
+            self.outcomes.append(outcome)
+        if not outcome.accepted:
+            await asyncio.sleep(0.2)
+
+    # -- judgement --------------------------------------------------------------------------------------------------
+
+    def of(self, gateways: Sequence[str]) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.gateway in gateways]
 
     @property
     def lost(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if not outcome.whole]
+        """Accepted or not answered at all, and not ended as they should. Those of a gateway that left are not here."""
+        return [o for o in self.outcomes if not o.whole and o.gateway not in self._left]
+
+    @property
+    def ended_with_gateway(self) -> list[Outcome]:
+        return [o for o in self.outcomes if not o.whole and o.gateway in self._left]
 
     @property
     def changed(self) -> list[Outcome]:
-        return [o for o in self.outcomes if o.whole and o.ids != self._expected[o.kind]]
+        """A token doubled, left out or another; what was cut off is compared as far as it came."""
+        return [o for o in self.outcomes if not self.is_right(o)]
+
+    def is_right(self, outcome: Outcome) -> bool:
+        return says(outcome, self._expected[outcome.kind], self.tokens)
+
+    def longest_gap(self, queues: bool) -> float:
+        """Of the requests that count. queues: the time before the status is waiting in a queue, no pause."""
+        counted = [o for o in self.outcomes if o.gateway not in self._left]
+        return max((o.gap if queues else max(o.gap, o.waited) for o in counted), default=0.0)

@@ -1,0 +1,85 @@
+"""Processes of groups and the router killed or stopped; groups drained and rolled."""
+
+import asyncio
+import os
+import signal
+import time
+
+from drills.load import Load
+from drills.stage import Stage
+
+
+async def kill_rank(stage: Stage, load: Load) -> str:
+    group = await stage.somebody()
+    stage.hit(group, stage.rng.choice(group.workers).pid, signal.SIGKILL)
+    return ""
+
+
+async def kill_engine(stage: Stage, load: Load) -> str:
+    group = await stage.somebody()
+    stage.hit(group, group.engine_pid, signal.SIGKILL)
+    return ""
+
+
+async def stop_rank(stage: Stage, load: Load) -> str:
+    group = await stage.somebody()
+    stage.hit(group, stage.rng.choice(group.workers).pid, signal.SIGSTOP)
+    return ""
+
+
+async def stop_engine(stage: Stage, load: Load) -> str:
+    group = await stage.somebody()
+    stage.hit(group, group.engine_pid, signal.SIGSTOP)
+    return ""
+
+
+async def kill_both_groups(stage: Stage, load: Load) -> str:
+    """No group is ready for a while: streams wait for one."""
+    for group in await stage.groups():
+        stage.hit(group, group.engine_pid, signal.SIGKILL)
+    return ""
+
+
+async def kill_router(stage: Stage, load: Load) -> str:
+    (pid,) = await asyncio.to_thread(stage.pids_of, "ray::RouterActor")
+    os.kill(pid, signal.SIGKILL)
+    begin = time.monotonic()
+    while True:
+        now = await asyncio.to_thread(stage.pids_of, "ray::RouterActor")
+        if now and pid not in now:
+            return f"another router process after {time.monotonic() - begin:.1f} s"
+        assert time.monotonic() - begin < 30.0, "no other router within 30 s"
+        await asyncio.sleep(0.1)
+
+
+async def drain_and_resume(stage: Stage, load: Load) -> str:
+    """What runs is handed over after half a second."""
+    name = (await stage.somebody()).name
+    await stage.drain(name, 0.5)
+    await stage.admin(lambda a: a.resume(name))
+    return ""
+
+
+async def drain_long(stage: Stage, load: Load) -> str:
+    """Requests that run for long end in their group, which takes no new ones meanwhile."""
+    await asyncio.sleep(1.0)
+    group = max(await stage.groups(), key=lambda g: g.load.running_sequences)
+    assert group.load.running_sequences, "nothing runs in any group"
+    begin, finished = time.monotonic(), len(load.outcomes)
+    await stage.drain(group.name, 50.0)
+    took = time.monotonic() - begin
+    (now,) = [g for g in await stage.groups() if g.name == group.name]
+    assert now.load.running_sequences == 0, f"{now.load.running_sequences} sequences run in a drained group"
+    assert now.engine_pid == group.engine_pid, "the drained group was replaced"
+    served = len(load.outcomes) - finished
+    await stage.admin(lambda a: a.resume(group.name))
+    return f"{group.load.running_sequences} long requests ended in their group within {took:.1f} s; {served} in all"
+
+
+async def restart_every_group(stage: Stage, load: Load) -> str:
+    """Drain, kill, wait until it is back; one after the other."""
+    for group in await stage.groups():
+        await stage.drain(group.name, 0.5)
+        stage.hit(group, group.engine_pid, signal.SIGKILL)
+        await stage.whole()
+    return ""
