@@ -3,10 +3,10 @@
 import ast
 from pathlib import Path
 
-from nori_kernels import merge_splits
+from nori_kernels import activation, embedding, merge_splits, norm, philox
 from nori_kernels.variant import Variant
 
-MODULES = (merge_splits,)  # a new kernel file: one import and one word here
+MODULES = (activation, embedding, merge_splits, norm, philox)  # a new kernel file: one import and one word here
 VARIANTS: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
 
 
