@@ -1,17 +1,15 @@
 """`nori drain GROUP`: stop new work of a group and wait for what runs."""
 
-import time
 from typing import Annotated
 
 import typer
 
 from nori_cluster.cli.admin import connect
 from nori_cluster.cli.flags import Admin
-from nori_cluster.errors import DeadlineExceeded, EngineFailure
+from nori_cluster.cli.operations import finish
 
 app = typer.Typer(add_completion=False)
-SLICE = 5.0  # seconds of one wait on the server
-SLACK = 60.0  # beyond the grace period, before the answer is "still draining"
+SLACK = 60.0  # beyond the grace period, before the answer is that it goes on
 
 
 @app.command()
@@ -34,11 +32,6 @@ def drain(
     """
     with connect(admin) as client:
         operation = client.drain(group, grace)
-        deadline = time.monotonic() + (grace or 0.0) + SLACK
-        while wait and not operation.done:
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"{group} is still draining; look again with `nori status`")
-            operation = client.wait_operation(operation.name, SLICE)
-    if operation.error_code:
-        raise EngineFailure(f"draining {group} failed: {operation.error_message}")
+        if wait:
+            operation = finish(client, operation, (grace or 0.0) + SLACK, f"draining {group}")
     typer.echo(f"{group} {'is drained' if operation.done else 'is draining'}")

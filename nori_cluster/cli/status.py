@@ -93,7 +93,16 @@ def draw(snapshot: Snapshot) -> Group:
     parts += [models_table(snapshot), Text(), groups_table(snapshot), Text(), processes_table(snapshot)]
     failures = [(group.name, group.last_failure) for group in snapshot.groups if group.last_failure]
     parts += [Text(f"{name}: the one before it ended: {reason}", style="red") for name, reason in failures]
+    parts += [Text(line, style="dim") for line in counts(snapshot)]
     return Group(*parts)
+
+
+def counts(snapshot: Snapshot) -> list[str]:
+    """Lines about what had to be replaced since the start; none when nothing had."""
+    of_groups = [(g.name, g.failures, g.restarts) for g in snapshot.groups if g.failures or g.restarts]
+    lines = [f"{name}: lost {lost} times, restarted on purpose {restarts} times" for name, lost, restarts in of_groups]
+    taken_over = {"controller": snapshot.status.controller_restarts, "router": snapshot.status.router_restarts}
+    return lines + [f"the {what} was replaced {count} times" for what, count in taken_over.items() if count]
 
 
 def watch(client: AdminClient, address: str, as_json: bool, console: Console) -> None:

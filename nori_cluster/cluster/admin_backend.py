@@ -1,10 +1,10 @@
-"""What the controller and the router know, joined for the admin plane; drains as operations."""
+"""What the controller and the router know, joined for the admin plane; drains, restarts and scaling as operations."""
 
 import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 import grpc
@@ -12,10 +12,11 @@ import msgspec
 from msgspec import structs
 
 from nori_cluster.cluster.events import EventLog
+from nori_cluster.cluster.placement import check_replicas
 from nori_cluster.cluster.reconcile import GroupRecord, Phase
 from nori_cluster.cluster.worker_group import WorkerGroup
 from nori_cluster.config import ClusterConfig
-from nori_cluster.errors import NoriError
+from nori_cluster.errors import ConfigError, DeadlineExceeded, NoriError, NotFound
 from nori_cluster.routing.base import GroupReport, GroupState, GroupView
 from nori_cluster.rpc.admin_types import (
     ClusterStatus,
@@ -34,6 +35,10 @@ from nori_cluster.version import __version__
 log = logging.getLogger(__name__)
 
 REMEMBERED_OPERATIONS = 256
+ROLL_GRACE = 5.0  # seconds for running sequences to end by themselves, before they move
+
+Progress = Callable[[int], None]  # percent
+Work = Callable[[Progress], Awaitable[None]]
 
 
 class Pool(Protocol):
@@ -44,6 +49,12 @@ class Pool(Protocol):
     groups: dict[str, WorkerGroup]
     events: EventLog
 
+    @property
+    def desired(self) -> int: ...
+
+    @property
+    def restarts(self) -> tuple[int, int]: ...
+
     async def router_snapshot(self) -> RouterSnapshot: ...
 
     def check_drainable(self, name: str) -> None: ...
@@ -52,6 +63,10 @@ class Pool(Protocol):
 
     async def resume(self, name: str) -> None: ...
 
+    async def scale(self, count: int, grace: float, on_progress: Progress) -> None: ...
+
+    async def restart_groups(self, max_unavailable: int, grace: float, on_progress: Progress) -> None: ...
+
 
 class ControllerAdmin:
     """The AdminBackend of a controller."""
@@ -59,7 +74,7 @@ class ControllerAdmin:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._operations: dict[str, OperationInfo] = {}
-        self._drains: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
 
     async def get_status(self) -> ClusterStatus:
@@ -68,7 +83,7 @@ class ControllerAdmin:
         now = time.time()
         model = ModelInfo(
             model=self._pool.config.group.model.name,
-            desired_groups=self._pool.config.replicas,
+            desired_groups=self._pool.desired,
             ready_groups=sum(g.state in (GroupState.READY, GroupState.BUSY) for g in groups),
             load=_total([group.load for group in groups]),
         )
@@ -76,7 +91,14 @@ class ControllerAdmin:
             GatewayInfo(gateway_id=g.gateway_id, open_requests=g.open_requests, heartbeat=now - g.silent_for)
             for g in snapshot.gateways
         )
-        return ClusterStatus(models=(model,), gateways=gateways, version=__version__)
+        controllers, routers = self._pool.restarts
+        return ClusterStatus(
+            models=(model,),
+            gateways=gateways,
+            version=__version__,
+            controller_restarts=controllers,
+            router_restarts=routers,
+        )
 
     async def list_groups(self) -> Sequence[GroupInfo]:
         snapshot = await self._pool.router_snapshot()
@@ -91,7 +113,10 @@ class ControllerAdmin:
             model=config.model.name,
             state=GroupState.STARTING if record.phase in (Phase.STARTING, Phase.READY) else GroupState.DEAD,
             tensor_parallel_size=config.parallel.tensor_parallel_size,
-            last_failure=record.last_failure,
+            last_failure=f"no room: it {record.unplaceable}" if record.unplaceable else record.last_failure,
+            incarnation=record.incarnation,
+            failures=record.lost,
+            restarts=record.restarts,
         )
         if group is None:
             return info
@@ -122,30 +147,77 @@ class ControllerAdmin:
     async def drain(self, group: str, grace: float | None) -> OperationInfo:
         self._pool.check_drainable(group)
         seconds = self._pool.config.drain_timeout if grace is None else grace
-        name = f"drain-{group}-{next(self._numbers)}"
-        operation = self._remember(OperationInfo(name=name, method="DrainWorkerGroup", created=time.time()))
-        task = asyncio.create_task(self._run_drain(operation, group, seconds))
-        self._drains.add(task)
-        task.add_done_callback(self._drains.discard)
+
+        async def work(on_progress: Progress) -> None:
+            if left := await self._pool.drain(group, seconds):
+                raise DeadlineExceeded(f"{left} sequences still run after {seconds:g} s; the group takes no new ones")
+
+        return self._start(f"drain-{group}", "DrainWorkerGroup", work)
+
+    async def scale(self, model: str, count: int, validate_only: bool) -> OperationInfo:
+        self._check_model(model)
+        check_replicas(self._pool.config, count)
+        if validate_only:
+            now = time.time()
+            return self._remember(
+                OperationInfo(
+                    name=self._name(f"scale-{model}"), method="ScaleModel", done=True, progress_percent=100,
+                    created=now, ended=now,
+                )
+            )  # fmt: skip
+
+        async def work(on_progress: Progress) -> None:
+            await self._pool.scale(count, ROLL_GRACE, on_progress)
+
+        return self._start(f"scale-{model}", "ScaleModel", work)
+
+    async def restart(self, model: str, max_unavailable: int, grace: float | None) -> OperationInfo:
+        self._check_model(model)
+        if max_unavailable < 1:
+            raise ConfigError(f"max_unavailable must be at least 1, not {max_unavailable}", param="max_unavailable")
+
+        async def work(on_progress: Progress) -> None:
+            await self._pool.restart_groups(max_unavailable, ROLL_GRACE if grace is None else grace, on_progress)
+
+        return self._start(f"restart-{model}", "RestartModel", work)
+
+    def _check_model(self, model: str) -> None:
+        known = self._pool.config.group.model.name
+        if model != known:
+            raise NotFound(f"no model {model!r}; there is: {known}", param="model")
+
+    def _name(self, what: str) -> str:
+        return f"{what}-{next(self._numbers)}"
+
+    def _start(self, what: str, method: str, work: Work) -> OperationInfo:
+        """An operation that runs by itself; it ends whatever becomes of its groups."""
+        operation = self._remember(OperationInfo(name=self._name(what), method=method, created=time.time()))
+        task = asyncio.create_task(self._run(operation, work))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         return operation
 
-    async def _run_drain(self, operation: OperationInfo, group: str, seconds: float) -> None:
-        """The operation ends, whatever becomes of the group."""
-        code, message = grpc.StatusCode.OK, ""
+    async def _run(self, operation: OperationInfo, work: Work) -> None:
+        code, message, percent = grpc.StatusCode.OK, "", 100
+
+        def progress(value: int) -> None:
+            nonlocal percent
+            percent = value
+            if operation.name in self._operations:  # nobody asks for one that is forgotten
+                self._remember(structs.replace(operation, progress_percent=value))
+
         try:
-            left = await self._pool.drain(group, seconds)
-            if left:
-                code = grpc.StatusCode.DEADLINE_EXCEEDED
-                message = f"{left} sequences still run after {seconds:g} s; the group takes no new ones"
+            await work(progress)
+            percent = 100
         except NoriError as error:
             code, message = grpc.StatusCode[error.grpc_code], error.message
         except Exception as bug:
-            log.exception("the drain of group %s failed", group)
+            log.exception("operation %s failed", operation.name)
             code, message = grpc.StatusCode.INTERNAL, f"{type(bug).__name__}: {bug}"
         ended = structs.replace(
             operation,
             done=True,
-            progress_percent=100,
+            progress_percent=percent,
             error_code=code.value[0],
             error_message=message,
             ended=time.time(),
@@ -177,7 +249,7 @@ def group_facts(config: ClusterConfig, spec: GroupSpec) -> dict[str, str]:
     flags = structs.asdict(config.group) | {"replicas": config.replicas}
     del flags["model"]
     told = msgspec.json.encode(flags).decode()
-    return {"revision": spec.weights_id, "weights": spec.dtype, "kv_cache": spec.dtype, "flags": told}
+    return {"revision": spec.weights_id.partition("@")[0], "weights": spec.dtype, "kv_cache": spec.dtype, "flags": told}
 
 
 def _load(report: GroupReport, kv_blocks: int) -> LoadInfo:

@@ -60,6 +60,7 @@ class Controller:
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
         self._draining: set[str] = set()
+        self._takeovers = 0
         self._operation = ""  # the rolling operation or scaling under way
         self._on_purpose: set[str] = set()  # groups whose incarnation is ended by us
         self._admin: admin.AdminServer | None = None
@@ -403,6 +404,11 @@ class Controller:
         self._tasks.pop(name, None)
         del self.records[name]
         self._tell(record, "removed")
+
+    @property
+    def restarts(self) -> tuple[int, int]:
+        """How often another controller and another router had to take over."""
+        return self._takeovers, self._router.restarts
 
     @property
     def desired(self) -> int:

@@ -80,6 +80,7 @@ class RouterKeeper:
         self._spawn = spawn
         self._host = host
         self._port = port
+        self.restarts = 0
         self._router: RouterHandle | None = None
 
     @property
@@ -113,6 +114,7 @@ class RouterKeeper:
                 self.kill()
                 try:
                     await self.start()
+                    self.restarts += 1
                 except NoriError as failure:
                     log.error("no router: %s", failure)
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection
 
 from nori_cluster.errors import ClientError, ConfigError, NoriError, NotFound, Unimplemented, UnsupportedParameter
@@ -49,12 +50,22 @@ def _planned(name: str) -> Method[Any]:
     return refuse
 
 
+def _grace(request: Any) -> float | None:
+    """Seconds of a request's grace_period; None where it has none. ClientError for a negative one."""
+    if not request.HasField("grace_period"):
+        return None
+    grace = convert.seconds(request.grace_period)
+    if grace < 0:
+        raise ClientError("grace_period must not be negative", param="grace_period")
+    return grace
+
+
 class AdminServicer(pb_grpc.AdminServiceServicer):
-    """Drains with a request_id seen before return the operation they started (AIP-155)."""
+    """A call with a request_id seen before returns the operation that the first one started (AIP-155)."""
 
     def __init__(self, backend: AdminBackend) -> None:
         self._backend = backend
-        self._drains: OrderedDict[str, tuple[str, str]] = OrderedDict()  # request_id → group, operation
+        self._started: OrderedDict[str, tuple[Message, str]] = OrderedDict()  # request_id → request, operation
 
     @_answered
     async def GetClusterStatus(
@@ -89,25 +100,42 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         name = shapes.bare(request.name, shapes.GROUPS)
         if request.etag:
             raise UnsupportedParameter("etag is planned, but not supported yet", param="etag")
-        operation = await self._earlier_drain(request.request_id, name)
-        if operation is None:
-            grace = convert.seconds(request.grace_period) if request.HasField("grace_period") else None
-            if grace is not None and grace < 0:
-                raise ClientError("grace_period must not be negative", param="grace_period")
-            operation = await self._backend.drain(name, grace)
-            if request.request_id:
-                self._drains[request.request_id] = name, operation.name
-                if len(self._drains) > REMEMBERED_REQUESTS:
-                    self._drains.popitem(last=False)
+        grace = _grace(request)
+        operation = await self._once(request, lambda: self._backend.drain(name, grace))
         return pb.DrainWorkerGroupResponse(operation=shapes.operation_to_pb(operation))
 
-    async def _earlier_drain(self, request_id: str, group: str) -> OperationInfo | None:
-        earlier = self._drains.get(request_id)
-        if earlier is None:
-            return None
-        if earlier[0] != group:
-            raise ClientError("request_id was used for another group", param="request_id")
-        return await self._backend.get_operation(earlier[1])
+    @_answered
+    async def ScaleModel(self, request: pb.ScaleModelRequest, context: Context) -> pb.ScaleModelResponse:
+        operation = await self._once(
+            request, lambda: self._backend.scale(request.model, request.group_count, request.validate_only)
+        )
+        return pb.ScaleModelResponse(operation=shapes.operation_to_pb(operation))
+
+    @_answered
+    async def RestartModel(self, request: pb.RestartModelRequest, context: Context) -> pb.RestartModelResponse:
+        grace = _grace(request)
+        operation = await self._once(
+            request, lambda: self._backend.restart(request.model, request.max_unavailable or 1, grace)
+        )
+        return pb.RestartModelResponse(operation=shapes.operation_to_pb(operation))
+
+    async def _once(self, request: Any, start: Callable[[], Awaitable[OperationInfo]]) -> OperationInfo:
+        """What `start` gives, or what the same request with the same request_id started before."""
+        earlier = self._started.get(request.request_id)
+        if earlier is not None:
+            if earlier[0] != request:
+                raise ClientError("request_id was used for another request", param="request_id")
+            known = await self._backend.get_operation(earlier[1])
+            if known is not None:
+                return known
+        operation = await start()
+        if request.request_id:
+            kept = type(request)()
+            kept.CopyFrom(request)
+            self._started[request.request_id] = kept, operation.name
+            if len(self._started) > REMEMBERED_REQUESTS:
+                self._started.popitem(last=False)
+        return operation
 
     @_answered
     async def GetOperation(self, request: pb.GetOperationRequest, context: Context) -> pb.GetOperationResponse:
@@ -148,7 +176,6 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         async for event in self._backend.follow_events(request.after_sequence):
             yield shapes.event_to_pb(event)
 
-    ScaleModel = _planned("ScaleModel")
     LoadAdapter = _planned("LoadAdapter")
     UnloadAdapter = _planned("UnloadAdapter")
     ListAdapters = _planned("ListAdapters")
@@ -227,6 +254,25 @@ class AdminClient:
             request_id=request_id,
         )
         return shapes.operation_from_pb(self._call(self._stub.DrainWorkerGroup, request).operation)
+
+    def scale(self, model: str, count: int, validate_only: bool = False, request_id: str = "") -> OperationInfo:
+        """Starts it. validate_only: only says whether it could be asked for."""
+        request = pb.ScaleModelRequest(
+            model=model, group_count=count, validate_only=validate_only, request_id=request_id
+        )
+        return shapes.operation_from_pb(self._call(self._stub.ScaleModel, request).operation)
+
+    def restart(
+        self, model: str, max_unavailable: int = 1, grace: float | None = None, request_id: str = ""
+    ) -> OperationInfo:
+        """Starts a restart of every group of the model, one after another. grace: seconds for what runs."""
+        request = pb.RestartModelRequest(
+            model=model,
+            max_unavailable=max_unavailable,
+            grace_period=None if grace is None else convert.duration(grace),
+            request_id=request_id,
+        )
+        return shapes.operation_from_pb(self._call(self._stub.RestartModel, request).operation)
 
     def resume(self, group: str) -> GroupInfo:
         """Undo a drain, or start a group again that was given up."""

@@ -34,7 +34,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker group. last_failure: why its previous incarnation ended. facts: see group_facts of the controller."""
+    """One worker group. last_failure: why its previous incarnation ended, or why there is no room for one. facts: see
+    group_facts of the controller. failures, restarts: incarnations lost, and ended on purpose to start anew."""
 
     name: str
     model: str
@@ -49,6 +50,9 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     last_failure: str = ""
     created: float = 0.0
     facts: dict[str, str] = {}
+    incarnation: int = 0
+    failures: int = 0
+    restarts: int = 0
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelInfo, ...]
     gateways: tuple[GatewayInfo, ...]
     version: str
+    controller_restarts: int = 0
+    router_restarts: int = 0
 
 
 class OperationInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +90,8 @@ class OperationInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a group. kind: starting, ready, lost, given up, draining, drained, resumed."""
+    """One change of a group. kind: starting, ready, lost, given up, draining, drained, resumed, restarting,
+    unplaceable, adopted, removed."""
 
     sequence: int
     time: float
@@ -103,6 +110,12 @@ class AdminBackend(Protocol):
 
     async def drain(self, group: str, grace: float | None) -> OperationInfo:
         """Start a drain and return at once. grace: seconds for running sequences, None = the configured time."""
+
+    async def scale(self, model: str, count: int, validate_only: bool) -> OperationInfo:
+        """Start or end groups until there are `count`. validate_only: say whether it could be asked, and do nothing."""
+
+    async def restart(self, model: str, max_unavailable: int, grace: float | None) -> OperationInfo:
+        """Every group anew, at most max_unavailable (≥ 1) out of service at a time. grace: as for drain."""
 
     async def get_operation(self, name: str) -> OperationInfo | None: ...
 

@@ -89,6 +89,9 @@ def group_to_pb(value: GroupInfo) -> pb.WorkerGroup:
         numerics_id=value.numerics_id,
         last_failure=value.last_failure,
         facts=value.facts,
+        incarnation=value.incarnation,
+        failures=value.failures,
+        restarts=value.restarts,
     )
 
 
@@ -111,6 +114,9 @@ def group_from_pb(value: pb.WorkerGroup) -> GroupInfo:
         last_failure=value.last_failure,
         created=unix(value.create_time),
         facts=dict(value.facts),
+        incarnation=value.incarnation,
+        failures=value.failures,
+        restarts=value.restarts,
     )
 
 
@@ -127,7 +133,13 @@ def status_to_pb(value: ClusterStatus) -> pb.GetClusterStatusResponse:
         )
         for g in value.gateways
     ]
-    return pb.GetClusterStatusResponse(models=models, gateways=gateways, version=value.version)
+    return pb.GetClusterStatusResponse(
+        models=models,
+        gateways=gateways,
+        version=value.version,
+        controller_restarts=value.controller_restarts,
+        router_restarts=value.router_restarts,
+    )
 
 
 def status_from_pb(value: pb.GetClusterStatusResponse) -> ClusterStatus:
@@ -141,7 +153,13 @@ def status_from_pb(value: pb.GetClusterStatusResponse) -> ClusterStatus:
         GatewayInfo(gateway_id=g.gateway_id, open_requests=g.open_requests, heartbeat=unix(g.last_heartbeat_time))
         for g in value.gateways
     )
-    return ClusterStatus(models=models, gateways=gateways, version=value.version)
+    return ClusterStatus(
+        models=models,
+        gateways=gateways,
+        version=value.version,
+        controller_restarts=value.controller_restarts,
+        router_restarts=value.router_restarts,
+    )
 
 
 def operation_to_pb(value: OperationInfo) -> pb.Operation:

@@ -1,37 +1,14 @@
 """`nori status` and `nori drain` against a real admin server over a fake backend."""
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
 
 import pytest
 from fakes.admin import FakeAdminBackend
 
 from nori_cluster.cli import status
 from nori_cluster.cli.main import main
-from nori_cluster.rpc.admin import serve
 
 pytestmark = pytest.mark.unit
-
-
-@pytest.fixture
-def backend() -> FakeAdminBackend:
-    return FakeAdminBackend()
-
-
-@pytest.fixture
-def address(backend: FakeAdminBackend) -> Iterator[str]:
-    """The server runs in a loop of its own thread, as the controller's does."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    server = asyncio.run_coroutine_threadsafe(serve(backend, "127.0.0.1", 0), loop).result(10)
-    yield f"127.0.0.1:{server.port}"
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 def test_table(address: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +25,8 @@ def test_table(address: str, capsys: pytest.CaptureFixture[str]) -> None:
         "3999",
         "4001",
         "rank 1 [cpu]",
+        "tiny-0: lost 1 times, restarted on purpose 3 times",
+        "the controller was replaced 2 times",
     ):
         assert words in out, words
 
@@ -64,6 +43,8 @@ def test_json(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [worker["pid"] for worker in first["workers"]] == [4000, 4001]
     assert first["load"]["kv_cache_usage"] == 0.25
     assert second["last_failure"] == "rank 1 [cpu] was killed"
+    assert (first["incarnation"], first["failures"], first["restarts"]) == (2, 1, 3)
+    assert (shown["controller_restarts"], shown["router_restarts"]) == (2, 0)
 
 
 def test_watch_looks_until_interrupted(

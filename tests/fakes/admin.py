@@ -36,6 +36,9 @@ def group(name: str, state: GroupState, rate: float, last_failure: str = "") -> 
         load=load(3, rate),
         last_failure=last_failure,
         numerics_id="a1b2c3",
+        incarnation=2,
+        failures=1,
+        restarts=3,
         facts={"weights": "bfloat16", "kv_cache": "bfloat16", "revision": "0123abcd", "flags": "{}"},
     )
 
@@ -49,12 +52,15 @@ class FakeAdminBackend:
             group("tiny-1", GroupState.STALLED, 2.5, "rank 1 [cpu] was killed"),
         ]
         self.drains: list[tuple[str, float | None]] = []
+        self.asked: list[tuple[object, ...]] = []  # scale and restart, in order
         self.looks = 0
         self.error_code = 0
 
     async def get_status(self) -> ClusterStatus:
         model = ModelInfo(model="tiny", desired_groups=2, ready_groups=1, load=load(6, 42.5))
-        return ClusterStatus(models=(model,), gateways=(GatewayInfo(gateway_id="g1", open_requests=6),), version="9.9")
+        return ClusterStatus(models=(model,), gateways=(GatewayInfo(gateway_id="g1", open_requests=6),), version="9.9",
+            controller_restarts=2, router_restarts=0,
+        )  # fmt: skip
 
     async def list_groups(self) -> list[GroupInfo]:
         return self.groups
@@ -64,6 +70,16 @@ class FakeAdminBackend:
             raise NotFound(f"there is no group {group!r}")
         self.drains.append((group, grace))
         return OperationInfo(name=f"drain-{group}", method="DrainWorkerGroup")
+
+    async def scale(self, model: str, count: int, validate_only: bool) -> OperationInfo:
+        if model != "tiny":
+            raise NotFound(f"no model {model!r}; there is: tiny")
+        self.asked.append(("scale", model, count, validate_only))
+        return OperationInfo(name=f"scale-{model}", method="ScaleModel", done=validate_only)
+
+    async def restart(self, model: str, max_unavailable: int, grace: float | None) -> OperationInfo:
+        self.asked.append(("restart", model, max_unavailable, grace))
+        return OperationInfo(name=f"restart-{model}", method="RestartModel")
 
     async def resume(self, group: str) -> GroupInfo:
         for known in self.groups:
