@@ -1,0 +1,50 @@
+"""Every kernel is compiled ahead of time, every helper is used, and every variant names its arguments."""
+
+import pytest
+
+from nori_kernels.casts import interpreted
+from nori_kernels.catalog import VARIANTS, entries, jit_functions
+from nori_kernels.targets import TARGETS, for_capability
+
+pytestmark = pytest.mark.contract
+MAX_COMPILES = 120
+
+
+def test_every_kernel_has_variants() -> None:
+    """`make kernels-report` compiles what VARIANTS lists: a kernel that is absent there is never compiled."""
+    assert sorted({variant.kernel.fn.__name__ for variant in VARIANTS}) == entries()
+
+
+def test_every_other_jit_function_is_called_by_a_kernel() -> None:
+    texts = {path: path.read_text() for path in jit_functions().values()}
+    for name in jit_functions():
+        calls = sum(text.count(f"{name}(") for text in texts.values())
+        assert name.endswith("_kernel") or calls > 1, f"{name} is neither a kernel nor called"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_variants_name_every_argument_once(variant) -> None:
+    signature = variant.full_signature()
+    assert list(signature) == list(variant.kernel.arg_names)
+    assert set(variant.aligned) <= variant.signature.keys()
+    assert set(variant.unaligned) <= variant.signature.keys()
+
+
+def test_names_are_unique_and_compiles_few() -> None:
+    names = [variant.name for variant in VARIANTS]
+    assert len(set(names)) == len(names)
+    compiles = sum(target.refusal(v.uses) is None for v in VARIANTS for target in TARGETS.values())
+    assert compiles <= MAX_COMPILES
+
+
+def test_targets_refuse_what_they_lack() -> None:
+    assert TARGETS["sm_80"].refusal({"fp8e4nv", "bf16"}) == "fp8e4nv: E4M3 needs sm_89 or newer"
+    assert TARGETS["sm_90"].refusal({"fp8e4nv", "bf16"}) is None
+    assert for_capability(8, 6).name == "sm_80"
+    assert for_capability(10, 0).name == "sm_100"
+    with pytest.raises(ValueError, match="sm_80 or newer"):
+        for_capability(7, 5)
+
+
+def test_these_tests_run_in_the_interpreter() -> None:
+    assert interpreted()
