@@ -3,10 +3,18 @@
 import ast
 from pathlib import Path
 
-from nori_kernels import activation, embedding, merge_splits, norm, philox
+from nori_kernels import activation, embedding, merge_splits, norm, paged_decode, paged_prefill, philox
 from nori_kernels.variant import Variant
 
-MODULES = (activation, embedding, merge_splits, norm, philox)  # a new kernel file: one import and one word here
+MODULES = (
+    activation,
+    embedding,
+    merge_splits,
+    norm,
+    paged_decode,
+    paged_prefill,
+    philox,
+)  # a new kernel file: one import and one word here
 VARIANTS: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
 
 
