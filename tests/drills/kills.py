@@ -1,12 +1,15 @@
 """Processes of groups and the router killed or stopped; groups drained and rolled."""
 
 import asyncio
+import functools
 import os
 import signal
 import time
 
 from drills.load import Load
 from drills.stage import Stage
+
+from nori_cluster.rpc.admin import AdminClient
 
 
 async def kill_rank(stage: Stage, load: Load) -> str:
@@ -76,10 +79,29 @@ async def drain_long(stage: Stage, load: Load) -> str:
     return f"{group.load.running_sequences} long requests ended in their group within {took:.1f} s; {served} in all"
 
 
-async def restart_every_group(stage: Stage, load: Load) -> str:
-    """Drain, kill, wait until it is back; one after the other."""
-    for group in await stage.groups():
-        await stage.drain(group.name, 0.5)
-        stage.hit(group, group.engine_pid, signal.SIGKILL)
+async def rollout_restart(stage: Stage, load: Load) -> str:
+    """`nori rollout restart`: every group anew, one after the other, what runs handed over after half a second."""
+    before = {group.name: group.engine_pid for group in await stage.groups()}
+    begin = time.monotonic()
+    operation = await stage.admin(lambda admin: admin.wait_operation(admin.restart("tiny", 1, 0.5).name, 90.0))
+    took = time.monotonic() - begin
+    assert operation.done, "the restart does not end"
+    assert not operation.error_code, operation.error_message
+    await stage.whole()
+    kept = [group.name for group in await stage.groups() if group.engine_pid == before[group.name]]
+    assert not kept, f"{kept} were not restarted"
+    return f"{len(before)} groups anew in {took:.1f} s"
+
+
+async def scale_down_and_up(stage: Stage, load: Load) -> str:
+    """One group less, its work handed over, and one more again."""
+    count = len(await stage.groups())
+    for wanted in (count - 1, count):
+        begun = await stage.admin(functools.partial(AdminClient.scale, model="tiny", count=wanted))
+        operation = await stage.admin(functools.partial(AdminClient.wait_operation, name=begun.name, timeout=60.0))
+        assert operation.done, f"scaling to {wanted} does not end"
+        assert not operation.error_code, operation.error_message
         await stage.whole()
+        now = len(await stage.groups())
+        assert now == wanted, f"{now} groups, not {wanted}"
     return ""

@@ -13,6 +13,7 @@ import httpx
 
 KINDS = 12  # different requests; the same ones again and again
 PROMPT = list(range(20, 37))
+PATIENCE = 60.0  # seconds a client waits for the next byte
 REFUSED = (429, 503)  # with Retry-After: said before anything was accepted
 
 Tokens = Mapping[int, Mapping[int, list[int]]]  # kind → candidate → token ids
@@ -40,7 +41,7 @@ def body_of(kind: int, tokens: int) -> dict[str, Any]:
 
 @dataclass
 class Outcome:
-    """What one request said, by candidate. waited: seconds to the HTTP status. gap: longest pause after it."""
+    """What one request said, by candidate. waited: seconds to the HTTP status. gap: longest pause after."""
 
     kind: int
     gateway: str = ""
@@ -51,6 +52,7 @@ class Outcome:
     gap: float = 0.0
     done: bool = False  # [DONE] came
     error: str = ""
+    at: float = 0.0  # monotonic seconds of its end
 
     @property
     def whole(self) -> bool:
@@ -99,7 +101,7 @@ def _take_in(out: Outcome, event: dict[str, Any]) -> None:
 
 async def learn(url: str, tokens: int) -> dict[int, dict[int, list[int]]]:
     """What each kind says while nothing happens."""
-    async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
         outcomes = await asyncio.gather(*(ask(client, kind, tokens) for kind in range(KINDS)))
     for outcome in outcomes:
         assert outcome.whole, outcome.error
@@ -153,11 +155,12 @@ class Load:
             name = next(names)
         kind = number
         while not self._stopping:
-            async with httpx.AsyncClient(base_url=self._gateways[name], timeout=120.0) as client:
+            async with httpx.AsyncClient(base_url=self._gateways[name], timeout=PATIENCE) as client:
                 while not self._stopping and name not in self._left:
                     self.running[name] += 1
                     outcome = await ask(client, kind % KINDS, self.tokens, name)
                     self.running[name] -= 1
+                    outcome.at = time.monotonic()
                     await self._keep(outcome)
                     kind += 5
             if self._left >= set(self._gateways):
@@ -185,7 +188,8 @@ class Load:
 
     @property
     def ended_with_gateway(self) -> list[Outcome]:
-        return [o for o in self.outcomes if not o.whole and o.gateway in self._left]
+        """Accepted by a gateway that left, and not whole."""
+        return [o for o in self.outcomes if o.accepted and not o.whole and o.gateway in self._left]
 
     @property
     def changed(self) -> list[Outcome]:

@@ -72,7 +72,7 @@ async def kill_controller(stage: Stage, load: Load) -> str:
         await asyncio.sleep(0.2)
     took = time.monotonic() - begin
     if stage.exit_code() is not None:
-        return await _ended(stage, load, took)
+        return await _ended(stage, load, begin)
     await stage.whole()
     kept = {g.engine_pid for g in groups} & {g.engine_pid for g in await stage.groups()}
     group = await stage.somebody()  # does the new one watch them?
@@ -90,8 +90,6 @@ async def kill_head(stage: Stage, load: Load) -> str:
     pids = [pid for name in ("gcs_server", "raylet") for pid in await asyncio.to_thread(stage.pids_of, name)]
     assert len(pids) == 2, f"{len(pids)} processes of Ray's head"
     begin = time.monotonic()
-    for gateway in (FIRST, SECOND):
-        load.leaves(gateway)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     while stage.exit_code() is None:
@@ -99,11 +97,12 @@ async def kill_head(stage: Stage, load: Load) -> str:
             f"the cluster without its head neither ends nor recovers in {BOUND:g} s"
         )
         await asyncio.sleep(0.2)
-    return await _ended(stage, load, time.monotonic() - begin)
+    return await _ended(stage, load, begin)
 
 
-async def _ended(stage: Stage, load: Load, took: float) -> str:
-    """The cluster has ended by itself: with an error, leaving nothing, its streams told."""
+async def _ended(stage: Stage, load: Load, begin: float) -> str:
+    """The cluster, hit at `begin`, has ended by itself: with an error, leaving nothing, its streams told."""
+    took = time.monotonic() - begin
     for gateway in (FIRST, SECOND):
         load.leaves(gateway)
     stage.ended = True
@@ -117,9 +116,11 @@ async def _ended(stage: Stage, load: Load, took: float) -> str:
     while left := await asyncio.to_thread(stage.left_behind):
         assert time.monotonic() < deadline, f"the cluster ended and left processes {left} behind"
         await asyncio.sleep(0.5)
+    whole = [o for o in load.outcomes if o.whole and o.at > begin]
+    cut = [o for o in load.ended_with_gateway if o.at > begin]
     return (
-        f"ENDED: exit code 1 after {took:.1f} s, no process left; "
-        f"{len(load.ended_with_gateway)} streams ended with it, each a right beginning"
+        f"ENDED: exit code 1 after {took:.1f} s, no process left; {len(whole)} requests were still answered whole, "
+        f"{len(cut)} accepted ones ended with it, each a right beginning"
     )
 
 

@@ -100,7 +100,9 @@ class Gateway:
         line = self._process.stdout.readline()
         assert line, f"the gateway did not start (exit code {self._process.wait()})"
         host = config.host
-        self.url = f"http://{host}:{msgspec.json.decode(line)['http']}"
+        told = msgspec.json.decode(line)
+        self.url = f"http://{host}:{told['http']}"
+        self.metrics_url = f"http://{host}:{told['metrics']}/metrics"
 
     @property
     def pid(self) -> int:
