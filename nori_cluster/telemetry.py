@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from nori_cluster.errors import NoriError, NotReady, Overloaded, RateLimited
+
 # Seconds. The first are vLLM's buckets, so that dashboards carry over.
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -98,6 +100,12 @@ class GatewayMetrics(Collector):
     def __init__(self) -> None:
         self.models: dict[str, ModelMetrics] = {}
         self.http: Counter[tuple[str, int]] = Counter()  # (route, status) → responses
+        self.refused: Counter[str] = Counter()  # error code → calls, of HTTP and gRPC
+
+    def refuse(self, error: NoriError) -> None:
+        """Counts a call that was turned away for lack of room, a group or time; a probe that hears NotReady is none."""
+        if isinstance(error, Overloaded | RateLimited) and not isinstance(error, NotReady):
+            self.refused[error.code or "error"] += 1
 
     def model(self, name: str) -> ModelMetrics:
         return self.models.setdefault(name, ModelMetrics())
@@ -137,3 +145,9 @@ class GatewayMetrics(Collector):
         for (route, status), count in list(self.http.items()):
             http.add_metric([route, str(status)], count)
         yield http
+        refused = CounterMetricFamily(
+            "nori_requests_refused", "Calls answered with 429 or 503 (gRPC: the same), by reason.", labels=["reason"]
+        )
+        for code, count in list(self.refused.items()):
+            refused.add_metric([code], count)
+        yield refused

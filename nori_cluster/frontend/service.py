@@ -109,8 +109,19 @@ class Service:
 
     def ready(self) -> bool:
         """True when not draining and every model has a ready group."""
-        infos = [self.info(served) for served in self.models.values()]
-        return not self.draining and all(info is not None and info.ready_groups > 0 for info in infos)
+        return self.unready() is None
+
+    def unready(self) -> str | None:
+        """Why not, None when ready."""
+        if self.draining:
+            return "draining"
+        missing = [name for name in self.models if not self.model_ready(name)]
+        return f"no ready group of {', '.join(missing)}"[:500] if missing else None
+
+    def model_ready(self, name: str) -> bool:
+        """Whether a call for the model would find a group now."""
+        info = self.backend.model(name)
+        return not self.draining and info is not None and info.ready_groups > 0
 
     def check_room(self, served: ServedModel) -> None:
         """Before any heavy work: QueueFull, NoReadyGroup or Draining when the request would be refused after it."""

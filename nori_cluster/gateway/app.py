@@ -32,7 +32,7 @@ def build_app(service: Service, config: GatewayConfig) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
     openapi.install(app)
-    return Edge(app, service.metrics, config.api_key)
+    return Edge(app, service, config)
 
 
 def metrics_app(collectors: Iterable[Collector]) -> Callable[[Scope, Receive, Send], Any]:
@@ -57,6 +57,7 @@ def metrics_app(collectors: Iterable[Collector]) -> Callable[[Scope, Receive, Se
 
 async def _on_nori_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, NoriError)
+    request.scope["nori.error"] = error
     return _response(error)
 
 
@@ -65,6 +66,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"][:200]
     if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        if allowed == "GET":
+            return _response(MethodNotAllowed(f"{request.method} is not allowed on {path}"), {"Allow": "GET, HEAD"})
         return _response(MethodNotAllowed(f"{request.method} is not allowed on {path}"), error.headers)
     if error.status_code == 404:
         return _response(NotFound(f"there is no {path}"), error.headers)

@@ -1,4 +1,4 @@
-"""The outermost ASGI layer: request id, API key, response headers and counts, and errors as the envelope.
+"""The outermost ASGI layer: request id, API key, room for the body, response headers and counts, errors as envelope.
 
 Pure ASGI: a stream's chunks pass through one plain function call.
 """
@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from nori_cluster.config import GatewayConfig
 from nori_cluster.errors import Cancelled, NoriError, RequestTimeout, Unauthenticated
-from nori_cluster.telemetry import GatewayMetrics
+from nori_cluster.frontend.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +29,17 @@ Headers = list[tuple[bytes, bytes]]
 class Edge:
     """Wraps the application. scope["nori.request_id"] is set for everything inside.
 
-    api_key: when given, every path but OPEN_PATHS needs `Authorization: Bearer <key>`.
+    config.api_key: when given, every path but OPEN_PATHS needs `Authorization: Bearer <key>`. A POST is refused before
+    its body is read when the service drains or the gateway holds as much as it may. HEAD is GET without a body. While
+    the service drains, every connection is closed after its response.
     """
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, api_key: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, service: Service, config: GatewayConfig) -> None:
         self._app = app
-        self._metrics = metrics
-        self._key_hash = None if api_key is None else _digest(api_key.encode())
+        self._service = service
+        self._metrics = service.metrics
+        self._max_body = config.max_body_bytes
+        self._key_hash = None if config.api_key is None else _digest(config.api_key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,7 +48,8 @@ class Edge:
         started_at = monotonic()
         request_id = request_id_of(scope["headers"])
         scope["nori.request_id"] = request_id
-        status = 0
+        status, head = 0, scope["method"] == "HEAD"
+        inner = {**scope, "method": "GET"} if head else scope
 
         def send_with_headers(message: MutableMapping[str, Any]) -> Awaitable[None]:
             nonlocal status
@@ -55,17 +61,27 @@ class Edge:
                     (b"x-request-id", request_id.encode("latin-1")),
                     (b"openai-processing-ms", elapsed),
                 ]
+                if self._service.draining:
+                    message["headers"].append((b"connection", b"close"))
+            elif head:
+                message = {**message, "body": b""}
             return send(message)
 
         try:
             if self._key_hash is not None and scope["path"] not in OPEN_PATHS:
                 check_key(scope["headers"], self._key_hash)
-            await self._app(scope, receive, send_with_headers)
+            if scope["method"] == "POST":
+                self._service.check_open()
+                with self._service.gate.hold(min(_body_size(scope["headers"], self._max_body), self._max_body)):
+                    await self._app(inner, receive, send_with_headers)
+            else:
+                await self._app(inner, receive, send_with_headers)
         except Cancelled:
             status = status or Cancelled.http_status
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the last line of defence: logged, answered with the envelope
+            inner["nori.error"] = error
             if status or not isinstance(error, NoriError):
                 log.exception("request %s to %s failed", request_id, scope["path"])
             if not status:
@@ -73,7 +89,9 @@ class Edge:
                     error if isinstance(error, NoriError) else NoriError("internal error"), send_with_headers
                 )
         finally:
-            self._metrics.http[_route(scope), status] += 1
+            self._metrics.http[_route(inner), status] += 1
+            if isinstance(refusal := inner.get("nori.error"), NoriError):
+                self._metrics.refuse(refusal)
 
 
 def check_key(headers: Headers, key_hash: bytes) -> None:
@@ -112,6 +130,14 @@ async def send_error(error: NoriError, send: Send) -> None:
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _body_size(headers: Headers, unknown: int) -> int:
+    """What the body says it has, bytes."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            return int(value[:20])
+    return unknown
 
 
 def _digest(key: bytes) -> bytes:

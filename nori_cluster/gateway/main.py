@@ -14,8 +14,8 @@ import msgspec
 import uvloop
 
 from nori_cluster.config import GatewayConfig, existing_folder
-from nori_cluster.errors import ConfigError, NoriError, Overloaded
-from nori_cluster.frontend.service import Limits, ServedModel, Service
+from nori_cluster.errors import ConfigError, Draining, NoriError
+from nori_cluster.frontend.service import RETRY_DRAINING, Limits, ServedModel, Service
 from nori_cluster.frontend.template import ChatTemplate
 from nori_cluster.frontend.tokenizer import Tokenizer
 from nori_cluster.gateway.app import build_app, metrics_app
@@ -107,7 +107,8 @@ async def drain(service: Service, timeout: float) -> None:
     try:
         await asyncio.wait_for(service.idle(), timeout)
     except TimeoutError:
-        service.close_all(Overloaded("the server is shutting down", retry_after=1.0))
+        message = f"the gateway shut down before this answer was complete: its drain time of {timeout:g} s is over"
+        service.close_all(Draining(message, retry_after=RETRY_DRAINING))
 
 
 class Stop:

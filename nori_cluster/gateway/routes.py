@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from nori_cluster.config import GatewayConfig
-from nori_cluster.errors import Cancelled, ClientError, NoriError, Overloaded
+from nori_cluster.errors import Cancelled, ClientError, NoriError, NotReady
 from nori_cluster.frontend.service import Generation, GenerationCall, ServedModel, Service
 from nori_cluster.gateway import openapi, replies, sse
 from nori_cluster.gateway.body import read_body
@@ -159,9 +159,9 @@ class Routes:
         return _json({"status": "ok"})
 
     async def ready(self) -> Response:
-        if not self._service.ready():
-            state = "draining" if self._service.draining else "no ready group"
-            raise Overloaded(f"not ready: {state}", retry_after=2.0)
+        reason = self._service.unready()
+        if reason is not None:
+            raise NotReady(f"not ready: {reason}", retry_after=2.0)
         return _json({"status": "ready"})
 
     async def version(self) -> Response:

@@ -25,6 +25,7 @@ from nori_cluster.rpc import convert_inference as shapes
 from nori_cluster.rpc.generated.nori.inference.v1 import inference_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.inference.v1 import inference_service_pb2_grpc as pb_grpc
 from nori_cluster.rpc.grpc_types import Context
+from nori_cluster.rpc.malformed import RefuseMalformed
 from nori_cluster.rpc.options import server_options
 from nori_cluster.rpc.paging import page
 from nori_cluster.rpc.tasks import background
@@ -33,12 +34,13 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 HEALTH_SECONDS = 0.1  # between looks at readiness
+Health = health_pb2.HealthCheckResponse
 R = TypeVar("R")
 Method: TypeAlias = Callable[["InferenceServicer", Any, Context], Awaitable[R]]
 
 
 def _answered(method: Method[R]) -> Method[R]:
-    """Authorize, count, and turn a NoriError into a status."""
+    """Authorize, count, hold room for the request, and turn a NoriError into a status."""
 
     @functools.wraps(method)
     async def wrapped(self: "InferenceServicer", request: Any, context: Context) -> R:
@@ -46,10 +48,12 @@ def _answered(method: Method[R]) -> Method[R]:
             self.authorize(context)
             self.enter()
             try:
-                return await method(self, request, context)
+                with self.gate.hold(request.ByteSize()):
+                    return await method(self, request, context)
             finally:
                 self.leave()
         except NoriError as error:
+            self.metrics.refuse(error)
             await status.abort(context, shapes.with_field(error))
 
     return wrapped
@@ -61,6 +65,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     def __init__(self, service: Service, api_key: str | None = None) -> None:
         self._service = service
         self._key_digest = None if api_key is None else hashlib.sha256(api_key.encode()).digest()
+        self.gate, self.metrics = service.gate, service.metrics
         self._active = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -284,7 +289,7 @@ class PublicServer:
         self._servicer = servicer
         self._service = service
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._told: bool | None = None
+        self._told: dict[str, bool] = {}
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -311,19 +316,21 @@ class PublicServer:
             await self._tell_health()
 
     async def _tell_health(self) -> None:
+        """The whole server, and each model as the service `models/NAME`."""
         ready = self._service.ready()
-        if ready != self._told:
-            self._told = ready
-            serving = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-            for name in ("", SERVICE_NAME):
-                await self._health.set(name, serving)
+        states = {"": ready, SERVICE_NAME: ready}
+        states |= {f"models/{name}": self._service.model_ready(name) for name in self._service.models}
+        for name, serves in states.items():
+            if self._told.get(name) is not serves:
+                self._told[name] = serves
+                await self._health.set(name, Health.SERVING if serves else Health.NOT_SERVING)
 
 
 async def serve(
     service: Service, host: str, port: int, *, api_key: str | None = None, with_reflection: bool = True
 ) -> PublicServer:
     """Bind and serve; port 0 lets the system choose. Raises ConfigError when the port is taken."""
-    server = grpc.aio.server(options=server_options())
+    server = grpc.aio.server(interceptors=[RefuseMalformed()], options=server_options())
     servicer = InferenceServicer(service, api_key)
     pb_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     if with_reflection:

@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import cycle
+from time import monotonic
 
 import httpx
 import pytest
@@ -9,7 +10,8 @@ from fakes.backend import Script
 from fakes.gateway import CHAT, COMPLETIONS, USER, FakeGateway, error_of, events
 from fakes.text import HELLO
 
-from nori_cluster.errors import Overloaded, RateLimited
+from nori_cluster.errors import Draining, Overloaded, RateLimited
+from nori_cluster.frontend.gate import GateLimits
 from nori_cluster.gateway.app import metrics_app
 
 pytestmark = pytest.mark.unit
@@ -126,7 +128,7 @@ async def test_end_of_a_drain_puts_an_error_into_streams() -> None:
     running = asyncio.ensure_future(gateway.chat(stream=True, max_tokens=100))
     whole = asyncio.ensure_future(gateway.chat(max_tokens=100))
     await asyncio.sleep(0.05)
-    gateway.service.close_all(Overloaded("the server is shutting down", retry_after=1))
+    gateway.service.close_all(Draining("the server is shutting down", retry_after=1))
     assert events(await running)[-1]["error"]["code"] == "draining"
     error_of(await whole, 503)
     await gateway.quiet()
@@ -178,3 +180,56 @@ async def test_a_compressed_body_is_refused_by_name() -> None:
     assert "Content-Encoding" in error_of(response)["message"]
     plain = {"prompt": "hi", "max_tokens": 1}
     assert (await FakeGateway().post(COMPLETIONS, plain, headers={"content-encoding": "identity"})).status_code == 200
+
+
+async def test_a_flood_beyond_the_gateways_own_bound_is_refused_before_its_bodies_are_read() -> None:
+    """Twenty times what it may hold: quick refusals, the rest whole, nothing held at the end."""
+    gateway = FakeGateway(Script(tokens=cycle([HELLO]), step=0.005))
+    gateway.service.gate.limits = GateLimits(calls=10, held_bytes=1 << 20)
+    started = monotonic()
+
+    async def one() -> tuple[int, float, str | None]:
+        response = await gateway.complete(max_tokens=10)
+        return response.status_code, monotonic() - started, response.headers.get("retry-after")
+
+    answers = await asyncio.gather(*(one() for _ in range(200)))
+    assert sum(status == 200 for status, _, _ in answers) >= 10
+    refused = [(seconds, wait) for status, seconds, wait in answers if status == 503]
+    assert len(refused) + sum(status == 200 for status, _, _ in answers) == 200
+    assert len(refused) >= 150
+    assert all(wait is not None and 1 <= int(wait) <= 60 for _, wait in refused)
+    assert len(gateway.backend.requests) == 200 - len(refused)
+    assert (gateway.service.gate.calls, gateway.service.gate.held_bytes) == (0, 0)
+    assert gateway.service.metrics.refused == {"gateway_full": len(refused)}
+    await gateway.quiet()
+
+
+async def test_bodies_are_held_by_their_bytes() -> None:
+    gateway = FakeGateway(Script(tokens=cycle([HELLO]), step=0.005))
+    gateway.service.gate.limits = GateLimits(held_bytes=300)
+    running = asyncio.ensure_future(gateway.complete(prompt="x" * 100, max_tokens=20))
+    await asyncio.sleep(0.03)
+    assert error_of(await gateway.complete(prompt="x" * 200), 503)["code"] == "gateway_full"
+    assert (await gateway.complete(prompt="x", max_tokens=1)).status_code == 200
+    assert (await running).status_code == 200
+    assert (await gateway.complete(prompt="x" * 200, max_tokens=1)).status_code == 200, "alone, any size has room"
+
+
+async def test_refusals_are_counted_by_reason_and_probes_are_not() -> None:
+    gateway = FakeGateway()
+    gateway.backend.info = None
+    assert error_of(await gateway.get("/ready"), 503)["code"] == "not_ready"
+    assert error_of(await gateway.chat(), 503)["code"] == "no_ready_group"
+    assert error_of(await gateway.chat(stream=True), 503)["code"] == "no_ready_group"
+    gateway.service.drain()
+    assert error_of(await gateway.chat(), 503)["code"] == "draining"
+    text = (await httpx_metrics(gateway)).text
+    assert 'nori_requests_refused_total{reason="no_ready_group"} 2.0' in text
+    assert 'nori_requests_refused_total{reason="draining"} 1.0' in text
+    assert "not_ready" not in text
+
+
+async def httpx_metrics(gateway: FakeGateway) -> httpx.Response:
+    transport = httpx.ASGITransport(metrics_app([gateway.service.metrics]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://metrics") as client:
+        return await client.get("/metrics")

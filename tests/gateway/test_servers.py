@@ -124,3 +124,79 @@ async def test_the_rest_of_a_refused_body_is_dropped_and_not_waited_for(monkeypa
         await asyncio.sleep(0.05)
         writer.write(b"x")  # uvicorn's keep-alive timer stops here
         assert b"content type" in await asyncio.wait_for(reader.read(), 3)
+
+
+async def test_http_1_0_is_answered_without_chunks_and_ends_with_its_connection() -> None:
+    body = b'{"prompt": "x", "stream": true}'
+    post = POST.replace(b"HTTP/1.1", b"HTTP/1.0") % (b"/v1/completions", len(body))
+    async with connected(Script(tokens=[*[HELLO] * 8, EOS], step=0.01)) as (reader, writer):
+        writer.write(post + body)
+        head, _, rest = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+        assert head.split()[1] == b"200"
+        assert b"transfer-encoding" not in head.lower()
+        assert b"connection: close" in head.lower()
+        assert rest.startswith(b"data: {")
+        assert rest.endswith(b"data: [DONE]\n\n")
+    async with connected() as (reader, writer):
+        writer.write(b"GET /health HTTP/1.0\r\nhost: g\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert b"content-length: 15" in answer.lower()
+        assert answer.endswith(b'{"status":"ok"}')
+
+
+@pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
+async def test_a_body_that_is_too_large_is_told_so_and_not_reset(connection: bytes) -> None:
+    size = 17 << 20
+    head = POST.replace(b"host: g", b"host: g\r\nconnection: " + connection) % (b"/v1/completions", size)
+    async with connected() as (reader, writer):
+        writer.write(head)
+        for _ in range(17):  # all of it is sent before anything is read, as many clients do
+            writer.write(b"x" * (1 << 20))
+            await writer.drain()
+        assert await status_after(reader) == b"413"
+        assert b"request_too_large" in await asyncio.wait_for(reader.readuntil(b"}}"), 5)
+        if connection == b"close":
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        else:
+            writer.write(HEAD + b"\r\n")
+            assert await status_after(reader) == b"200"
+
+
+async def test_a_client_that_stops_within_a_refused_body_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "LINGER_SECONDS", 0.1)
+    head = POST.replace(b"host: g", b"host: g\r\nconnection: close") % (b"/v1/completions", 17 << 20)
+    async with connected() as (reader, writer):
+        writer.write(head + b"x" * 1000)
+        assert await status_after(reader) == b"413"
+        assert b"request_too_large" in await asyncio.wait_for(reader.read(), 2)
+
+
+async def test_head_is_get_without_a_body() -> None:
+    async with connected() as (reader, writer):
+        for path, code in ((b"/health", b"200"), (b"/v1/models", b"200"), (b"/nope", b"404"), (b"/tokenize", b"405")):
+            writer.write(b"HEAD %s HTTP/1.1\r\nhost: g\r\n\r\n" % path)
+            assert await status_after(reader) == code
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            assert b"content-length: " in head.lower()
+        writer.write(HEAD + b"\r\n")
+        assert await status_after(reader) == b"200"  # the next bytes are the next response
+
+
+async def test_a_draining_server_closes_kept_connections_after_their_answer() -> None:
+    """F46: kept-alive connections move on to another gateway; a body is not waited for."""
+    gateway = FakeGateway()
+    server = HttpServer(gateway.app, bind("127.0.0.1", 0, "HTTP"))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(HEAD + b"\r\n")
+    assert await status_after(reader) == b"200"
+    assert b"connection: close" not in (await reader.readuntil(b'"ok"}')).lower()
+    gateway.service.drain()
+    writer.write(POST % (b"/v1/completions", 1000))
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.split()[1] == b"503"
+    assert b"connection: close" in answer.lower()
+    assert b"retry-after: 1\r\n" in answer.lower()
+    assert b'"code":"draining"' in answer
+    writer.close()
+    await asyncio.wait_for(server.stop(), 10)

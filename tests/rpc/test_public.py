@@ -16,13 +16,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from nori_cluster.errors import (
+    ClientError,
     ContextLengthExceeded,
+    Draining,
     EngineFailure,
+    GatewayFull,
     ModelNotFound,
     NoriError,
     Overloaded,
     UnsupportedParameter,
 )
+from nori_cluster.frontend.gate import GateLimits
 from nori_cluster.frontend.service import Service
 from nori_cluster.rpc import public, status
 from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2 as common
@@ -224,8 +228,8 @@ async def test_errors_carry_code_reason_field_and_retry_delay() -> None:
         assert type(await client.error(client.stub.Generate(planned))) is UnsupportedParameter
         client.service.drain()
         error = await client.error(client.stub.Generate(pb.GenerateRequest(task=task())))
-        assert type(error) is Overloaded
-        assert error.retry_after == 2.0
+        assert type(error) is Draining
+        assert error.retry_after == 1.0  # another gateway may take it at once
 
 
 async def test_refusals_and_failures_end_the_call_with_their_status() -> None:
@@ -395,6 +399,66 @@ async def test_health_follows_readiness_and_watch_sees_it() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.health.Check(health_pb2.HealthCheckRequest(service="nobody"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_each_model_has_a_health_of_its_own() -> None:
+    """F45: one that no group serves does not hide that another is served."""
+    backend = FakeBackend(Script(tokens=[HELLO, EOS]))
+    service = Service(backend, {"smol": served_model(), "stuck": served_model("stuck")})
+    server = await public.serve(service, "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        states = {
+            name: (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status
+            for name in ("", "models/smol", "models/stuck")
+        }
+        reply = await pb_grpc.InferenceServiceStub(channel).Generate(pb.GenerateRequest(task=task()))
+        assert reply.candidates
+        with pytest.raises(grpc.aio.AioRpcError, match="stuck") as caught:
+            await pb_grpc.InferenceServiceStub(channel).Generate(pb.GenerateRequest(task=task(model="stuck")))
+    await server.stop()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert states == {
+        "": health_pb2.HealthCheckResponse.NOT_SERVING,
+        "models/smol": health_pb2.HealthCheckResponse.SERVING,
+        "models/stuck": health_pb2.HealthCheckResponse.NOT_SERVING,
+    }
+
+
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate", "Tokenize"])
+async def test_bytes_that_are_no_protobuf_are_refused_with_one_log_line(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with serving() as client:
+        path = f"/{public.SERVICE_NAME}/{method}"
+        caplog.clear()
+        if method == "StreamGenerate":
+            call: Any = client.channel.unary_stream(path)(b"\xff\xff garbage")
+        else:
+            call = client.channel.unary_unary(path)(b"\xff\xff garbage")
+        error = await client.error(call)
+        assert type(error) is ClientError
+        (record,) = caplog.records
+        assert record.exc_info is None
+        assert path in record.getMessage()
+        assert not client.backend.requests
+        assert (await client.stub.Generate(pb.GenerateRequest(task=task()))).candidates
+
+
+async def test_a_gateway_that_holds_its_bound_refuses_with_a_retry_delay() -> None:
+    async with serving(FakeBackend(Script(tokens=[*[HELLO] * 20, EOS], step=0.01))) as client:
+        client.service.gate.limits = GateLimits(calls=1)
+        running = asyncio.ensure_future(client.stub.Generate(pb.GenerateRequest(task=task())))
+        while not client.backend.requests:
+            await asyncio.sleep(0.005)
+        error = await client.error(client.stub.Generate(pb.GenerateRequest(task=task())))
+        assert type(error) is GatewayFull
+        assert error.retry_after is not None
+        assert error.retry_after >= 1.0
+        assert (await running).candidates
+        assert client.service.metrics.refused == {"gateway_full": 1}
+        assert (client.service.gate.calls, client.service.gate.held_bytes) == (0, 0)
 
 
 async def test_reflection_describes_the_service() -> None:
