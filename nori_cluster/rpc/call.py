@@ -168,6 +168,7 @@ class Call:
         self._give_up: float | None = None  # when a continuation stops to look for a group
         self._context = context
         self._loop = asyncio.get_running_loop()
+        self._waited_for = ""  # what the router last said to a continuation
         self._deadline = None if request.time_left is None else self._loop.time() + request.time_left
         wanted = request.sampling.max_tokens
         self._max_tokens = max(1, context - len(request.prompt_token_ids)) if wanted is None else wanted
@@ -246,7 +247,7 @@ class Call:
             if not self._wait_for_a_group(decision):
                 late = self._deadline is not None and self._loop.time() >= self._deadline
                 error = self.error_of_refusal(decision)
-                self._fail_all(DeadlineExceeded(f"{_LATE}: {error.message}") if late else error)
+                self._fail_all(DeadlineExceeded(f"{_LATE}: {self._waited_for or error.message}") if late else error)
             return
         self._attempt += 1
         self.cluster.counts.placements += 1
@@ -281,6 +282,7 @@ class Call:
         self._timer = self._loop.call_later(RETRY_CONTINUATION, self.place)
         return True
 
+        self._waited_for = refusal.message
     # -- what candidates report -------------------------------------------------------------------------------------
 
     def interrupt(self, candidate: _Candidate, error: NoriError) -> None:

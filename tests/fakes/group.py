@@ -15,14 +15,20 @@ from nori_cluster.rpc.register import GroupRegistrar
 FIRST_TOKEN = 1000
 
 
+def base(weights: str) -> int:
+    """The first token that a group with these weights ("w1", "w2", …) says."""
+    return FIRST_TOKEN + 10_000 * int(weights.removeprefix("w") or 0)
+
+
 class Live:
-    def __init__(self, request: pb.SequenceRequest) -> None:
+    def __init__(self, request: pb.SequenceRequest, first: int = FIRST_TOKEN) -> None:
+        self.first = first
         self.handle = request.handle
         self.request = request
         self.sent = request.resumed_tokens
         self.started = False
         said = list(request.prompt_token_ids)[len(request.prompt_token_ids) - self.sent :]
-        assert said == list(range(FIRST_TOKEN, FIRST_TOKEN + self.sent)), "resumed with tokens that nobody said"
+        assert said == list(range(first, first + self.sent)), "resumed with tokens that nobody said"
 
 
 class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
@@ -34,13 +40,18 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
     (what runs is given up retryably), fault (what every sequence ends with after its first token).
     """
 
-    def __init__(self, group_id: str, *, model: str = "m", step: float = 0.002, slots: int = 64) -> None:
+    def __init__(
+        self, group_id: str, *, model: str = "m", step: float = 0.002, slots: int = 64, first: int | None = None
+    ) -> None:
         self.group_id = group_id
         self.model = model
+        self.first = first  # token; None = by the weights
         self.step = step
         self.slots = slots
         self.incarnation = 1
-        self.hang = self.loading = self.silent = self.hand_off = False
+        self.hang = self.loading = self.silent = self.hand_off = self.draining = False
+        self.weights = ""  # what it says begins with base(weights)
+        self._outboxes: set[asyncio.Queue[pb.ExchangeResponse]] = set()
         self.reset_after: int | None = None
         self.reject: int | None = None
         self.fault = ""
@@ -88,6 +99,7 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
             max_batched_tokens=256,
             kv_block_tokens=16,
             kv_blocks=1000,
+            weights_id=self.weights,
         )
 
     def report(self) -> tuple[GroupState, GroupReport]:
@@ -102,9 +114,9 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
             await asyncio.sleep(3600)
         hello = await context.read()
         assert hello.WhichOneof("command") == "hello"
-        welcome = pb.Welcome(group_id=self.group_id, group_incarnation=self.incarnation)
-        await context.write(pb.ExchangeResponse(welcome=welcome))
+        await context.write(self._welcome())
         outbox: asyncio.Queue[pb.ExchangeResponse] = asyncio.Queue()
+        self._outboxes.add(outbox)
         tasks = [asyncio.create_task(self._steps(stream, outbox)), asyncio.create_task(self._write(outbox, context))]
         tasks.append(asyncio.create_task(self._read(stream, outbox, context)))
         try:
@@ -113,9 +125,28 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._outboxes.discard(outbox)
             self.live = {key: live for key, live in self.live.items() if key[0] != stream}
         if self.reset_after is not None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "reset")
+
+    def _welcome(self) -> pb.ExchangeResponse:
+        description = pb.GroupDescription(weights_id=self.weights)
+        welcome = pb.Welcome(group_id=self.group_id, group_incarnation=self.incarnation, description=description)
+        return pb.ExchangeResponse(welcome=welcome)
+
+    async def reload(self, weights: str, *, hand_over: bool = False) -> None:
+        """As a real group: drained (what runs is given up, or ends here), other weights, in service again."""
+        assert self.registrar is not None
+        self.draining, self.hand_off, self.state = True, hand_over, GroupState.DRAINING
+        self.registrar.changed()
+        while self.live:
+            await asyncio.sleep(self.step)
+        self.weights = weights
+        for outbox in self._outboxes:
+            outbox.put_nowait(self._welcome())
+        self.draining, self.hand_off, self.state = False, False, GroupState.READY
+        self.registrar.registration_changed()
 
     async def _read(self, stream: int, outbox: Any, context: grpc.aio.ServicerContext) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
@@ -139,13 +170,18 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
 
     def _submit(self, stream: int, sequences: Any, outbox: Any) -> None:
         handles = [sequence.handle for sequence in sequences]
-        if self.reject is not None:
-            rejection = pb.Rejection(handles=handles, reason=self.reject, message="no", param="prompt")
+        reason = pb.REJECTION_REASON_DRAINING if self.draining else self.reject
+        if any(sequence.weights_id not in ("", self.weights) for sequence in sequences):
+            reason = pb.REJECTION_REASON_OTHER_WEIGHTS
+        if reason is not None:
+            rejection = pb.Rejection(handles=handles, reason=reason, message="no", param="prompt")
             outbox.put_nowait(pb.ExchangeResponse(rejection=rejection))
             return
         for sequence in sequences:
             assert (stream, sequence.handle) not in self.live, "a handle in use was given again"
-            self.live[stream, sequence.handle] = Live(sequence)
+            self.live[stream, sequence.handle] = Live(
+                sequence, base(self.weights) if self.first is None else self.first
+            )
         outbox.put_nowait(pb.ExchangeResponse(accepted=pb.Accepted(handles=handles)))
 
     async def _steps(self, stream: int, outbox: Any) -> None:
@@ -162,7 +198,7 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
                     live.started = True
                     output.starts.add(handle=live.handle, cached_tokens=3)
                 output.handles.append(live.handle)
-                output.token_ids.append(FIRST_TOKEN + live.sent)
+                output.token_ids.append(live.first + live.sent)
                 if live.request.HasField("top_logprobs"):
                     output.logprobs.add(handle=live.handle).logprobs.logprobs.append(-0.5)
                 live.sent += 1
