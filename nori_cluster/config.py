@@ -12,6 +12,7 @@ import msgspec
 from nori_cluster.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+InFlightPolicy = Literal["wait", "continue", "abort"]  # what becomes of running sequences in a reload
 DEVICES = ("auto", "cpu", "cuda")
 # A CPU's GEMMs reach their full rate at 256 rows, and a larger step only makes everyone in it wait for its end.
 STEP_TOKENS = {"cpu": 256, "cuda": 8192}

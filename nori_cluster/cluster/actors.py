@@ -1,9 +1,12 @@
 """Ray's actors as we use them: where they are put, and what their errors mean."""
 
+import contextlib
+from collections.abc import Collection
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
+from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nori_cluster.errors import EngineFailure, NoriError
@@ -15,6 +18,33 @@ def pinned_to_this_node() -> dict[str, Any]:
     """Actor options: no CPU reserved, this node or none."""
     node = ray.get_runtime_context().get_node_id()
     return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False)}
+
+
+def named_actor(name: str) -> Any:
+    """The handle of a detached actor of our namespace. EngineFailure when there is none."""
+    try:
+        return ray.get_actor(name)
+    except ValueError as error:
+        raise EngineFailure(f"there is no process {name!r}") from error
+
+
+def end_strays(keep: Collection[str]) -> list[str]:
+    """End groups that no controller watches: detached actors "GROUP#INCARNATION/…" and placement groups
+    "GROUP#INCARNATION" but those in `keep`. Returns the incarnations that were ended."""
+    ended = set()
+    for name in ray.util.list_named_actors():
+        incarnation = name.partition("/")[0]
+        if "#" in incarnation and incarnation not in keep:
+            with contextlib.suppress(ValueError):  # gone meanwhile
+                ray.kill(ray.get_actor(name), no_restart=True)
+            ended.add(incarnation)
+    for entry in placement_group_table().values():
+        name = entry["name"]
+        if "#" in name and name not in keep and entry["state"] != "REMOVED":
+            with contextlib.suppress(ValueError):
+                remove_placement_group(get_placement_group(name))
+            ended.add(name)
+    return sorted(ended)
 
 
 def expected(error: RayError, what: str = "the process") -> NoriError:

@@ -14,8 +14,9 @@ from msgspec import structs
 from nori_cluster.cluster.events import EventLog
 from nori_cluster.cluster.placement import check_replicas
 from nori_cluster.cluster.reconcile import GroupRecord, Phase
+from nori_cluster.cluster.reload import next_model
 from nori_cluster.cluster.worker_group import WorkerGroup
-from nori_cluster.config import ClusterConfig
+from nori_cluster.config import ClusterConfig, InFlightPolicy, ModelConfig
 from nori_cluster.errors import ConfigError, DeadlineExceeded, NoriError, NotFound
 from nori_cluster.routing.base import GroupReport, GroupState, GroupView
 from nori_cluster.rpc.admin_types import (
@@ -56,6 +57,12 @@ class Pool(Protocol):
     def restarts(self) -> tuple[int, int]: ...
 
     async def router_snapshot(self) -> RouterSnapshot: ...
+
+    def wanted_model(self, name: str) -> ModelConfig: ...
+
+    async def reload(
+        self, model: ModelConfig, policy: InFlightPolicy, max_unavailable: int, grace: float, on_progress: Progress
+    ) -> None: ...
 
     def check_drainable(self, name: str) -> None: ...
 
@@ -114,6 +121,7 @@ class ControllerAdmin:
             state=GroupState.STARTING if record.phase in (Phase.STARTING, Phase.READY) else GroupState.DEAD,
             tensor_parallel_size=config.parallel.tensor_parallel_size,
             last_failure=f"no room: it {record.unplaceable}" if record.unplaceable else record.last_failure,
+            weight_version=self._pool.wanted_model(record.name).weight_version,
             incarnation=record.incarnation,
             failures=record.lost,
             restarts=record.restarts,
@@ -180,6 +188,20 @@ class ControllerAdmin:
             await self._pool.restart_groups(max_unavailable, ROLL_GRACE if grace is None else grace, on_progress)
 
         return self._start(f"restart-{model}", "RestartModel", work)
+
+    async def reload(
+        self, model: str, folder: str, version: str, policy: InFlightPolicy, max_unavailable: int, grace: float | None
+    ) -> OperationInfo:
+        self._check_model(model)
+        if max_unavailable < 1:
+            raise ConfigError(f"max_unavailable must be at least 1, not {max_unavailable}", param="max_unavailable")
+        wanted = next_model({name: self._pool.wanted_model(name) for name in self._pool.records}, folder, version)
+        seconds = self._pool.config.drain_timeout if grace is None else grace
+
+        async def work(on_progress: Progress) -> None:
+            await self._pool.reload(wanted, policy, max_unavailable, seconds, on_progress)
+
+        return self._start(f"reload-{model}", "ReloadWeights", work)
 
     def _check_model(self, model: str) -> None:
         known = self._pool.config.group.model.name

@@ -6,21 +6,29 @@ next after a backoff (reconcile.py decides when). Nothing here touches a request
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+from functools import partial
+from pathlib import Path
 
 import msgspec
 from ray.exceptions import RayError
 
 from nori_cluster import telemetry
+from nori_cluster.cluster import state
+from nori_cluster.cluster.actors import end_strays
 from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.events import EventLog
 from nori_cluster.cluster.placement import Unplaceable, check_replicas
 from nori_cluster.cluster.reconcile import GroupRecord, Phase, to_start
+from nori_cluster.cluster.reload import Reload
 from nori_cluster.cluster.roll import Roll
+from nori_cluster.cluster.rolling import BACK_SECONDS, Rolling, until_ready
 from nori_cluster.cluster.router_keeper import RouterHandle, RouterKeeper, RouterProcess
+from nori_cluster.cluster.state import SavedState
 from nori_cluster.cluster.worker_group import WorkerGroup
-from nori_cluster.config import ClusterConfig, RouterConfig
+from nori_cluster.config import ClusterConfig, InFlightPolicy, ModelConfig, RouterConfig
 from nori_cluster.errors import EngineFailure, NoriError, NotFound, Overloaded
 from nori_cluster.rpc import admin
 from nori_cluster.rpc.router_server import RouterSnapshot
@@ -30,7 +38,6 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 GONE_SECONDS = 10.0  # for the processes of a lost group to end
-BACK_SECONDS = 600.0  # a rolling operation waits so long for one group
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,21 +53,28 @@ class Controller:
     def __init__(
         self,
         config: ClusterConfig,
+        state_file: Path | None = None,
         make_group: Callable[..., WorkerGroup] = WorkerGroup,
-        make_router: Callable[[RouterConfig], RouterHandle] = RouterProcess,
+        make_router: Callable[[RouterConfig, str], RouterHandle] = RouterProcess,
+        end_strays: Callable[[Collection[str]], list[str]] = end_strays,
     ) -> None:
         telemetry.configure_logging("controller")
         self.config = config
         self._names = self._names_of(config.replicas)  # of the wanted groups
         self.records = {name: GroupRecord(name=name) for name in self._names}  # also of those that are being removed
         self.groups: dict[str, WorkerGroup] = {}
+        self.models: dict[str, ModelConfig] = {}  # what each group shall serve, restarted or not; see wanted_model
         self._make_group = make_group
-        self._router = RouterKeeper(lambda: make_router(config.router), config.internal_host, config.ports.router)
+        self._router = RouterKeeper(partial(make_router, config.router), config.internal_host, config.ports.router)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of each group's newest incarnation
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
         self._draining: set[str] = set()
+        self._drained: set[str] = set()  # those of them that an operator wants so
+        self._state_file = state_file
+        self._end_strays = end_strays
         self._takeovers = 0
+        self._tidying: asyncio.Task[None] | None = None
         self._operation = ""  # the rolling operation or scaling under way
         self._on_purpose: set[str] = set()  # groups whose incarnation is ended by us
         self._admin: admin.AdminServer | None = None
@@ -75,13 +89,93 @@ class Controller:
 
     async def start(self) -> tuple[str, str]:
         """Router and admin plane, then groups; returns both addresses at once, groups come up in their own time."""
-        await self._router.start()
-        self._admin = await admin.serve(ControllerAdmin(self), self.config.internal_host, self.config.ports.admin)
+        saved = None if self._state_file is None else state.load(self._state_file)
+        if saved is None:
+            await self._router.start()
+        else:
+            await self._take_over(saved)
+        port = self.config.ports.admin if saved is None else saved.admin_port
+        self._admin = await admin.serve(ControllerAdmin(self), self.config.internal_host, port)
+        self._save()
         self._loops = [
             background(self._keep_groups(), "keeping the groups"),
             background(self._router.keep(), "keeping the router"),
         ]
         return self._router.address, f"{self.config.internal_host}:{self._admin.port}"
+
+    async def _take_over(self, saved: SavedState) -> None:
+        """Go on where another controller was lost: whole groups and the router are adopted as they run, the rest is
+        ended and starts anew."""
+        self._restore(saved)
+        made = {running.name: self._make(running.name) for running in saved.running}
+        whole, *_ = await asyncio.gather(
+            asyncio.gather(*(made[running.name].adopt(running) for running in saved.running)),
+            self._router.adopt(saved.router, saved.router_port),
+        )
+        adopted = {running.name for running, well in zip(saved.running, whole, strict=True) if well}
+        lost = [made[name] for name in made.keys() - adopted]
+        for group in lost:
+            group.kill()
+        keep = {f"{name}#{self.records[name].incarnation}" for name in adopted}
+        self._end_strays(keep)
+        await asyncio.gather(*(group.gone(GONE_SECONDS) for group in lost))
+        self.groups = {name: made[name] for name in adopted}
+        self._draining &= adopted
+        self._drained &= adopted
+        for name, record in self.records.items():
+            lost_now = record.taken_over(name in adopted, time.monotonic())
+            if lost_now:
+                self._tell(record, "lost", record.last_failure)
+        for name in sorted(adopted):
+            self._tell(self.records[name], "adopted", f"serves at {made[name].address}")
+            self._tasks[name] = background(self._supervise(name, made[name]), f"supervising {name}")
+        self._tidying = background(self._tidy(), "undoing what was cut off")
+
+    def _restore(self, saved: SavedState) -> None:
+        self.events = EventLog(saved.events)
+        self.records = {record.name: record for record in saved.records}
+        self.models = dict(saved.models)
+        group = msgspec.structs.replace(self.config.group, model=saved.model)
+        self.config = msgspec.structs.replace(self.config, group=group)
+        self._names = self._names_of(saved.replicas)
+        self._drained = set(saved.drained)
+        self._draining = set(saved.draining)
+        self._takeovers = saved.takeovers + 1
+        self._router.restarts = saved.router_restarts
+        for name in self._names:
+            self.records.setdefault(name, GroupRecord(name=name))
+
+    async def _tidy(self) -> None:
+        """Operations end with their controller: their drains are undone, groups no more wanted are still removed."""
+        for name in sorted((self._draining - self._drained) & set(self._names)):
+            try:
+                await self.resume(name)
+            except NoriError as error:
+                log.warning("group %s could not be told to take work: %s", name, error)
+        for name in [name for name in self.records if name not in self._names]:
+            await self._remove(name, 0.0)
+
+    def _save(self) -> None:
+        """Into the state file, what another controller needs."""
+        if self._state_file is None or self._stopping:
+            return
+        ready = [group for name, group in self.groups.items() if self.records[name].phase is Phase.READY]
+        saved = SavedState(
+            replicas=len(self._names),
+            model=self.config.group.model,
+            models=self.models,
+            draining=tuple(sorted(self._draining)),
+            drained=tuple(sorted(self._drained)),
+            router=self._router.name,
+            router_port=self._router.port,
+            router_restarts=self._router.restarts,
+            admin_port=self.config.ports.admin if self._admin is None else self._admin.port,
+            takeovers=self._takeovers,
+            records=tuple(self.records.values()),
+            running=tuple(group.running() for group in ready),
+            events=tuple(self.events.past(0)[-state.REMEMBERED_EVENTS :]),
+        )
+        state.save(self._state_file, saved)
 
     async def _keep_groups(self) -> None:
         while True:
@@ -91,26 +185,30 @@ class Controller:
                 self._tasks[name] = background(self._supervise(name), f"supervising {name}")
             await asyncio.sleep(TICK_SECONDS)
 
-    async def _supervise(self, name: str) -> None:
-        """One incarnation from start to end."""
-        record = self.records[name]
+    def _make(self, name: str) -> WorkerGroup:
         port = self.config.ports.dataplane
-        group = self._make_group(
+        return self._make_group(
             name,
-            record.incarnation,
-            self.config.group,
+            self.records[name].incarnation,
+            msgspec.structs.replace(self.config.group, model=self.wanted_model(name)),
             host=self.config.internal_host,
             port=port + int(name.rpartition("-")[2]) if port else 0,
             router=self._router.address,
         )
+
+    async def _supervise(self, name: str, adopted: WorkerGroup | None = None) -> None:
+        """One incarnation from its start, or its adoption, to its end."""
+        record = self.records[name]
+        group = self._make(name) if adopted is None else adopted
         self.groups[name] = group
         reason, placed = "stopped", True
         try:
-            await group.start()
-            record.became_ready(time.monotonic())
-            self._changed.set()
-            self._tell(record, "ready", f"serves at {group.address}")
-            log.info("group %s is ready at %s", name, group.address)
+            if adopted is None:
+                await group.start()
+                record.became_ready(time.monotonic())
+                self._changed.set()
+                self._tell(record, "ready", f"serves at {group.address}")
+                log.info("group %s is ready at %s", name, group.address)
             reason = await group.watch()
         except Unplaceable as error:
             reason, placed = error.message, False
@@ -128,6 +226,7 @@ class Controller:
     def _note_end(self, record: GroupRecord, reason: str, placed: bool) -> None:
         """Why an incarnation ended, in its record, the log and the events."""
         self._draining.discard(record.name)  # the next incarnation takes work
+        self._drained.discard(record.name)
         if record.name in self._on_purpose:
             self._on_purpose.discard(record.name)
             record.ended()
@@ -162,6 +261,7 @@ class Controller:
 
     def _tell(self, record: GroupRecord, kind: str, message: str = "") -> None:
         self.events.add(kind, record.name, record.incarnation, message)
+        self._save()
 
     async def stop(self, drain_timeout: float) -> None:
         """End everything: groups drained for at most so many seconds and stopped in order, then the router."""
@@ -171,7 +271,8 @@ class Controller:
         ready = [g for n, g in self.groups.items() if self.records[n].phase is Phase.READY]
         await asyncio.gather(*(group.drain(drain_timeout) for group in ready), return_exceptions=True)
         await asyncio.gather(*(group.stop() for group in ready), return_exceptions=True)
-        tasks = [*self._loops, *self._tasks.values()]
+        tidying = [] if self._tidying is None else [self._tidying]
+        tasks = [*self._loops, *tidying, *self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -195,6 +296,9 @@ class Controller:
             pass
         return await self.state()
 
+    async def pid(self) -> int:
+        return os.getpid()
+
     async def router_pid(self) -> int:
         """Of the router's process, for drills. EngineFailure while it is lost."""
         return await self._router.pid()
@@ -217,12 +321,15 @@ class Controller:
     async def drain(self, name: str, grace: float, *, hand_over: bool | None = None) -> int:
         """No new work for a group; returns the sequences left after `grace` seconds. EngineFailure when it is lost.
 
-        hand_over: what is left then is given up, to go on elsewhere; None: where another group is ready.
+        hand_over: what is left then is given up, to go on elsewhere; None: where another group is ready, and the group
+        stays drained until resumed, whoever controls the cluster.
         """
         self.check_drainable(name)
         group = self.groups[name]
         await self._router.set_draining(name, True)
         self._draining.add(name)
+        if hand_over is None:
+            self._drained.add(name)
         self._tell(self.records[name], "draining", f"at most {grace:g} s")
         others = [n for n, r in self.records.items() if r.phase is Phase.READY and n not in self._draining]
         left = await group.drain(grace, bool(others) if hand_over is None else hand_over)
@@ -234,11 +341,13 @@ class Controller:
         """Undo a drain, or start a group again that was given up. NotFound, Overloaded (not up), EngineFailure."""
         if name in self.records and self.records[name].phase is Phase.GIVEN_UP:
             self.records[name].retry()
+            self._tell(self.records[name], "resumed")
             return
         self.check_drainable(name)
         await self.groups[name].resume()
         await self._router.set_draining(name, False)
         self._draining.discard(name)
+        self._drained.discard(name)
         self._tell(self.records[name], "resumed")
 
     # -- rolling operations -----------------------------------------------------------------------------------------
@@ -250,86 +359,21 @@ class Controller:
         max_unavailable: int = 1,
         *,
         grace: float = 0.0,
+        hand_over: bool = True,
         on_progress: Callable[[int], None] = lambda percent: None,
     ) -> None:
-        """Act on groups one after another, at most max_unavailable out of service at a time.
+        """Act on groups one after another, at most max_unavailable out of service at a time: see Rolling.run.
 
-        Each is drained (what runs gets `grace` seconds, then goes on in another group or waits for one), then
-        `act(name)` is awaited, then the group must be ready: act may change it in place or end its incarnation; the
-        drain is undone here. A group that is down by itself counts as unavailable and is waited for before its turn.
-        The first failure ends the roll after what is under way; a group whose act failed in place takes work again.
-        Raises EngineFailure (which groups failed and why, which are done, which were not touched), ConfigError for a
-        max_unavailable below 1, NotFound, and Overloaded while another roll is under way.
+        Raises Overloaded while another operation is under way, NotFound, and what Rolling.run raises.
         """
         for name in names:
             self.check_known(name)
-        roll, tasks = Roll(names, max_unavailable), set[asyncio.Task[None]]()
+        rolling = Rolling(self, act, Roll(names, max_unavailable), grace=grace, hand_over=hand_over)
         self._begin("a rolling operation")
         try:
-            while not roll.over:
-                self._give_up_on(roll)
-                tasks |= {
-                    asyncio.create_task(self._turn(roll, name, act, grace)) for name in roll.take(self._down(roll))
-                }
-                if tasks:
-                    _, tasks = await asyncio.wait(tasks, timeout=TICK_SECONDS, return_when="FIRST_COMPLETED")
-                else:
-                    await asyncio.sleep(TICK_SECONDS)
-                on_progress(roll.percent)
+            await rolling.run(on_progress)
         finally:
             self._operation = ""
-            for task in tasks:
-                task.cancel()
-        if (failure := roll.verdict()) is not None:
-            raise failure
-
-    def _down(self, roll: Roll) -> list[str]:
-        """Groups of the roll that are out of service, but not by it."""
-        names = [*roll.waiting, *roll.done]
-        return [name for name in names if self.records[name].phase is not Phase.READY or name in self._draining]
-
-    def _give_up_on(self, roll: Roll) -> None:
-        """Nobody brings these back, so the roll would wait for ever."""
-        for name in self._down(roll):
-            phase = self.records[name].phase
-            if self.records[name].unplaceable:
-                roll.failed(name, f"no room for it: it {self.records[name].unplaceable}")
-                continue
-            if phase is Phase.GIVEN_UP:
-                roll.failed(name, f"it is down; `nori resume {name}` starts it")
-            elif phase is Phase.READY:
-                roll.failed(name, f"it is drained; `nori resume {name}` lets it take work")
-
-    async def _turn(self, roll: Roll, name: str, act: Callable[[str], Awaitable[None]], grace: float) -> None:
-        """One group from its drain until it takes work again."""
-        try:
-            await self.drain(name, grace, hand_over=True)
-            try:
-                await act(name)
-                async with asyncio.timeout(BACK_SECONDS):
-                    await self._until_ready(name)
-            finally:
-                if name in self._draining:  # the same incarnation
-                    await self.resume(name)
-            roll.back(name)
-        except TimeoutError:
-            roll.failed(name, f"not ready again after {BACK_SECONDS:g} s")
-        except NoriError as error:
-            roll.failed(name, error.message)
-        except Exception as bug:
-            log.exception("a rolling operation failed at group %s", name)
-            roll.failed(name, f"{type(bug).__name__}: {bug}")
-
-    async def _until_ready(self, name: str) -> None:
-        """EngineFailure once another incarnation of it failed, or found no room."""
-        record = self.records[name]
-        lost = record.lost
-        while record.phase is not Phase.READY:
-            if record.unplaceable:
-                raise Unplaceable(f"no room for {name}: it {record.unplaceable}; it starts once there is")
-            if record.lost > lost:
-                raise EngineFailure(f"{name} did not start: {record.last_failure}")
-            await asyncio.sleep(TICK_SECONDS / 4)
 
     def _begin(self, what: str) -> None:
         """One operation on many groups at a time. Overloaded otherwise."""
@@ -362,6 +406,30 @@ class Controller:
         await asyncio.wait({task})
         self._on_purpose.discard(name)
 
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def wanted_model(self, name: str) -> ModelConfig:
+        """What the group serves, or will once it starts."""
+        return self.models.setdefault(name, self.config.group.model)
+
+    @property
+    def draining(self) -> Set[str]:
+        """Groups that take no new work on somebody's order."""
+        return self._draining
+
+    async def reload(
+        self,
+        model: ModelConfig,
+        policy: InFlightPolicy,
+        max_unavailable: int,
+        grace: float,
+        on_progress: Callable[[int], None] = lambda percent: None,
+    ) -> None:
+        """Other weights for every wanted group, and for those that come later. Raises what Reload.run raises."""
+        await Reload(self, model, policy, grace=grace).run(list(self._names), max_unavailable, on_progress)
+        group = msgspec.structs.replace(self.config.group, model=model)
+        self.config = msgspec.structs.replace(self.config, group=group)
+
     # -- scale ------------------------------------------------------------------------------------------------------
 
     async def scale(self, count: int, grace: float, on_progress: Callable[[int], None] = lambda percent: None) -> None:
@@ -377,6 +445,7 @@ class Controller:
         try:
             surplus = [name for name in reversed(self.records) if name not in self._names_of(count)]
             self._names = self._names_of(count)
+            self._save()
             for name in self._names:
                 self.records.setdefault(name, GroupRecord(name=name)).look_again()
             for number, name in enumerate(surplus):
@@ -385,7 +454,7 @@ class Controller:
             async with asyncio.timeout(BACK_SECONDS):
                 for number, name in enumerate(self._names):
                     if self.records[name].phase is not Phase.GIVEN_UP:
-                        await self._until_ready(name)
+                        await until_ready(self.records[name])
                     on_progress(100 * (number + 1) // count)
         except TimeoutError:
             raise EngineFailure(f"not all groups were ready after {BACK_SECONDS:g} s") from None
@@ -403,6 +472,7 @@ class Controller:
         await self._end_on_purpose(name)
         self._tasks.pop(name, None)
         del self.records[name]
+        self.models.pop(name, None)
         self._tell(record, "removed")
 
     @property

@@ -4,14 +4,16 @@ Imports no torch. It never waits for Ray while it serves; the controller's only 
 """
 
 import asyncio
+import functools
 import logging
 import os
 import time
+from typing import Any
 
 import msgspec
 
 from nori_cluster import telemetry
-from nori_cluster.config import GroupConfig
+from nori_cluster.config import GroupConfig, ModelConfig
 from nori_cluster.engine.core import EngineCore
 from nori_cluster.engine.scheduler import Scheduler
 from nori_cluster.errors import EngineFailure
@@ -110,6 +112,35 @@ class EngineProcess:
             await asyncio.sleep(0.05)
         return self._server.open_sequences
 
+    async def abort(self, reason: str) -> int:
+        """End what runs of a draining group, with `reason` for its clients; returns what is left all the same."""
+        assert self._server is not None
+        assert self._server.draining
+        self._server.abort_all(reason)
+        return await self._emptied(HAND_OVER_SECONDS)
+
+    async def reload(self, model: ModelConfig, timeout: float) -> GroupSpec:
+        """Other weights on every rank of a group that is drained; it stays so until `resume`.
+
+        CheckpointError, ConfigError, Overloaded (something runs): nothing was touched. EngineFailure: it is lost.
+        """
+        assert self._server is not None
+        assert self._executor is not None
+        assert self._registrar is not None
+        assert self._ended is not None
+        task = asyncio.ensure_future(self._server.reload(functools.partial(self._executor.reload, model, timeout)))
+        ends: set[asyncio.Future[Any]] = {task, self._ended}
+        await asyncio.wait(ends, return_when="FIRST_COMPLETED")
+        if not task.done():  # the step thread is gone, or tells the task next
+            await asyncio.wait({task}, timeout=1.0)
+        if not task.done():
+            task.cancel()
+            raise EngineFailure(self._ended.result())
+        self._spec = task.result()
+        self._registrar.registration_changed()
+        log.info("group %s holds weights %s from %s", self._group_id, self._spec.weights_id, model.path)
+        return self._spec
+
     async def resume(self) -> None:
         """Take new sequences again."""
         assert self._server is not None
@@ -147,6 +178,8 @@ class EngineProcess:
             kv_block_tokens=self._spec.block_size,
             kv_blocks=self._spec.num_blocks,
             numerics_id=self._spec.numerics_id,
+            weights_id=self._spec.weights_id,
+            weight_version=self._spec.weight_version,
         )
 
     def _report(self) -> tuple[GroupState, GroupReport]:

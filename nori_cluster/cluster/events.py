@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from nori_cluster.rpc.admin_types import EventInfo
 
@@ -13,9 +13,10 @@ REMEMBERED = 1000
 class EventLog:
     """Belongs to one loop. Sequence numbers start at 1 and have no gaps; the oldest events are forgotten."""
 
-    def __init__(self) -> None:
-        self._events: deque[EventInfo] = deque(maxlen=REMEMBERED)
-        self._last = 0
+    def __init__(self, past: Iterable[EventInfo] = ()) -> None:
+        """past: what another log held last; the numbers go on."""
+        self._events: deque[EventInfo] = deque(past, maxlen=REMEMBERED)
+        self._last = self._events[-1].sequence if self._events else 0
         self._news = asyncio.Event()
 
     def add(self, kind: str, group: str, incarnation: int, message: str = "") -> None:

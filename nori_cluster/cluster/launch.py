@@ -28,12 +28,21 @@ from nori_cluster.checkpoint.parallel import validate_parallel
 from nori_cluster.cluster import processes
 from nori_cluster.cluster.actors import expected, pinned_to_this_node
 from nori_cluster.cluster.controller import Controller, ControllerState
+from nori_cluster.cluster.placement import check_replicas, logical_cpus
+from nori_cluster.cluster.reconcile import Deaths
 from nori_cluster.config import ClusterConfig, GatewayConfig, encode, resolve_device
 from nori_cluster.errors import EngineFailure, NoriError
 
 log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; no object of ours is large
+# The CPUs we tell Ray are places for processes, not cores: it must neither start nor keep an idle worker for each.
+QUIET_RAY = {"prestart_worker_first_driver": False, "num_workers_soft_limit": 2}
+STATE_FILE = "nori-state.json"  # in the folder of the Ray session, and gone with it
+LOOK_SECONDS = 0.5  # between two looks at gateway and controller
+SILENT_SECONDS = 10.0  # a controller that does not answer for so long is replaced
+MOST_DEATHS = 5  # of controllers, within DEATHS_SECONDS: then the cluster ends
+DEATHS_SECONDS = 60.0
 START_SECONDS = 900.0
 STOP_SECONDS = 10.0
 
@@ -53,8 +62,11 @@ class Cluster:
     def __init__(self, config: ClusterConfig, *, on_phase: Callable[[str], None] = lambda phase: None) -> None:
         self.config = config
         self.http_url = self.grpc_address = self.metrics_url = self.admin_address = ""
+        self.takeover_seconds = 0.0  # from the notice of a controller's loss until the next one had adopted everything
         self._on_phase = on_phase
         self._controller: Any = None
+        self._controller_pid = 0
+        self._deaths = Deaths(MOST_DEATHS, DEATHS_SECONDS)
         self._gateway: subprocess.Popen[bytes] | None = None
         self._ray_folder: Path | None = None
         self._ray_pids: list[int] = []  # what ray.init started; theirs are looked up when they end
@@ -64,6 +76,7 @@ class Cluster:
 
     def start(self) -> None:
         """Blocks until the gateway answers. NoriError otherwise, after everything was ended again."""
+        check_replicas(self.config, self.config.replicas)
         validate_parallel(read_config(Path(self.config.group.model.path)), self._size)
         try:
             self._start_ray()
@@ -82,13 +95,13 @@ class Cluster:
     def _start_ray(self) -> None:
         self._on_phase("starting Ray")
         self._ray_folder = Path(tempfile.mkdtemp(prefix="nori-ray-"))
-        groups = self.config.replicas * (1 + self._size)
         logging.getLogger("ray").setLevel(logging.WARNING)  # its start-up notes say nothing to our users
         others = set(processes.descendants(os.getpid()))
         try:
             ray.init(
                 address="local",
-                num_cpus=max(os.cpu_count() or 1, groups + 2),
+                num_cpus=max(os.cpu_count() or 1, logical_cpus(self._size)),
+                _system_config=QUIET_RAY,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -117,8 +130,14 @@ class Cluster:
     def _start_controller(self) -> str:
         self._on_phase("starting controller and router")
         self._resolve_parallel()
+        return self._spawn_controller()
+
+    def _spawn_controller(self) -> str:
+        """The first one starts everything, a later one goes on from the state file. Returns the router's address."""
+        assert self._ray_folder is not None
         actor = ray.remote(Controller).options(**pinned_to_this_node(), max_concurrency=1000)
-        self._controller = actor.remote(self.config)
+        self._controller = actor.remote(self.config, self._ray_folder / STATE_FILE)
+        self._controller_pid = self._ask("pid", timeout=60.0)
         router, self.admin_address = self._ask("start", timeout=60.0)
         return str(router)
 
@@ -220,17 +239,48 @@ class Cluster:
         return self.state().ready
 
     def wait(self) -> int:
-        """Blocks until `stop`, or until gateway or controller is lost. The exit code: 0, or 1 and a line in the log."""
-        while not self._stopping.wait(1.0):
+        """Blocks until `stop`, or until the gateway is lost, or the controller too often. The exit code: 0, or 1 and a
+        line in the log."""
+        while not self._stopping.wait(LOOK_SECONDS):
             try:
-                self._check_gateway()
-                self.state()
+                self.look()
             except NoriError as error:
                 if self._stopping.is_set():
                     break
                 log.error("%s", error)
                 return 1
         return 0
+
+    def look(self) -> None:
+        """One look at gateway and controller; another controller takes over from a lost one. NoriError when the gateway
+        is lost, or the controller MOST_DEATHS times in DEATHS_SECONDS."""
+        self._check_gateway()
+        try:
+            self._ask("state", timeout=SILENT_SECONDS)
+        except EngineFailure as error:
+            if self._stopping.is_set():
+                raise
+            self._replace_controller(error)
+
+    def _replace_controller(self, error: NoriError) -> None:
+        """Groups, router and streams go on meanwhile."""
+        while True:
+            lost = time.monotonic()
+            log.error("%s; another controller takes over", error)
+            if self._deaths.too_many(lost):
+                raise EngineFailure(f"the controller was lost {MOST_DEATHS} times in {DEATHS_SECONDS:g} s: {error}")
+            with contextlib.suppress(RayError):
+                ray.kill(self._controller, no_restart=True)
+            processes.end([self._controller_pid] if self._controller_pid else [], 0.0)  # a stopped one hears no Ray
+            self._controller_pid = 0
+            try:
+                self._spawn_controller()
+            except EngineFailure as failure:
+                error = failure
+                continue
+            self.takeover_seconds = time.monotonic() - lost
+            log.warning("another controller has taken over after %.1f s", self.takeover_seconds)
+            return
 
     # -- stop -------------------------------------------------------------------------------------------------------
 

@@ -27,5 +27,8 @@ class RankActor:
         spec: GroupSpec = self._process.load()
         return spec
 
+    def ended(self) -> None:
+        """Returns once `serve` has: for a controller that holds no reference of it. One call runs at a time here."""
+
     def serve(self, address: str, token: str) -> None:
         self._process.serve(address, token)

@@ -70,6 +70,18 @@ class GroupRecord(msgspec.Struct, kw_only=True):
         self.ready_at, self.not_before = None, now + PLACE_AGAIN
         self.unplaceable = reason
 
+    def taken_over(self, whole: bool, now: float) -> bool:
+        """Another controller watches from now on. whole: every process of a group that was ready is there and answers;
+        what is not whole has been ended. True: this is when the group was lost."""
+        lost = self.phase is Phase.READY and not whole
+        if lost:
+            self.failed("it was not whole when another controller took over", now)
+        if self.phase is Phase.STOPPING:
+            self.gone()
+        elif self.phase is Phase.STARTING:  # cut off with its controller: not its failure
+            self.phase, self.not_before = Phase.ABSENT, 0.0
+        return lost
+
     def look_again(self) -> None:
         """Somebody asks for groups anew: if there was no room for this one, there may be now."""
         if self.unplaceable:
@@ -83,6 +95,20 @@ class GroupRecord(msgspec.Struct, kw_only=True):
         """Somebody asks for a group that was given up."""
         assert self.phase is Phase.GIVEN_UP
         self.phase, self.failures, self.not_before = Phase.ABSENT, 0, 0.0
+
+
+class Deaths:
+    """Too many are `limit` within `window` seconds."""
+
+    def __init__(self, limit: int, window: float) -> None:
+        self._limit = limit
+        self._window = window
+        self._times: list[float] = []
+
+    def too_many(self, now: float) -> bool:
+        """Counts one more."""
+        self._times = [*(time for time in self._times if now - time < self._window), now]
+        return len(self._times) >= self._limit
 
 
 def to_start(wanted: Sequence[str], records: Mapping[str, GroupRecord], now: float) -> list[str]:

@@ -5,13 +5,14 @@ Groups and gateways come back to a new router by themselves.
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
 
-from nori_cluster.cluster.actors import expected, pinned_to_this_node
+from nori_cluster.cluster.actors import expected, named_actor, pinned_to_this_node
 from nori_cluster.cluster.router_actor import RouterActor
 from nori_cluster.config import RouterConfig
 from nori_cluster.errors import EngineFailure, NoriError
@@ -22,10 +23,13 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS = 0.5  # between two looks
 SILENT_SECONDS = 10.0  # a router that does not answer for so long is replaced
 START_SECONDS = 60.0
+ADOPT_SECONDS = 3.0  # a router that runs answers sooner
 
 
 class RouterHandle(Protocol):
-    """A router process, not yet started. Every call raises a NoriError when the process is lost."""
+    """A router process, new or found. Every call raises a NoriError when the process is lost. name: of its actor."""
+
+    name: str
 
     async def start(self, host: str, port: int) -> int:
         """Serve; returns the bound port."""
@@ -40,11 +44,18 @@ class RouterHandle(Protocol):
 
 
 class RouterProcess:
-    """A RouterHandle on a Ray actor on this node."""
+    """A RouterHandle on a Ray actor on this node, which outlives the controller that made it.
 
-    def __init__(self, config: RouterConfig) -> None:
-        actor = ray.remote(RouterActor).options(**pinned_to_this_node(), max_concurrency=100)
-        self._actor: Any = actor.remote(config)
+    name: of one that runs already; EngineFailure when there is none.
+    """
+
+    def __init__(self, config: RouterConfig, name: str = "") -> None:
+        self.name = name or f"router-{uuid.uuid4().hex[:8]}"
+        if name:
+            self._actor: Any = named_actor(name)
+        else:
+            options = {**pinned_to_this_node(), "name": self.name, "lifetime": "detached"}
+            self._actor = ray.remote(RouterActor).options(**options, max_concurrency=100).remote(config)
 
     async def start(self, host: str, port: int) -> int:
         bound: int = await _answer(self._actor.start.remote(host, port))
@@ -74,9 +85,9 @@ async def _answer(reference: Any) -> Any:
 
 
 class RouterKeeper:
-    """start, then keep for as long as the cluster lives. spawn: a new RouterHandle."""
+    """start or adopt, then keep for as long as the cluster lives. spawn: a RouterHandle of that name, "" a new one."""
 
-    def __init__(self, spawn: Callable[[], RouterHandle], host: str, port: int) -> None:
+    def __init__(self, spawn: Callable[[str], RouterHandle], host: str, port: int) -> None:
         self._spawn = spawn
         self._host = host
         self._port = port
@@ -88,9 +99,31 @@ class RouterKeeper:
         """host:port; the same for every router that follows the first."""
         return f"{self._host}:{self._port}"
 
+    @property
+    def name(self) -> str:
+        """Of the actor; "" while there is none."""
+        return self._router.name if self._router is not None else ""
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    async def adopt(self, name: str, port: int) -> None:
+        """Take over a router that runs, with its streams; start another on its port when it does not answer."""
+        self._port = port
+        try:
+            self._router = self._spawn(name)
+            async with asyncio.timeout(ADOPT_SECONDS):
+                await self._router.snapshot()
+        except (NoriError, TimeoutError) as error:
+            log.error("the router is lost too: %s", str(error) or "it does not answer")
+            self.kill()
+            await self.start()
+            self.restarts += 1
+
     async def start(self) -> None:
         """NoriError when it cannot be started."""
-        router = self._spawn()
+        router = self._spawn("")
         try:
             async with asyncio.timeout(START_SECONDS):
                 self._port = await router.start(self._host, self._port)

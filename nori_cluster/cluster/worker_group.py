@@ -6,25 +6,28 @@ import logging
 import time
 from typing import Any
 
+import msgspec
 import ray
 from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nori_cluster.cluster import processes
-from nori_cluster.cluster.actors import DIED, expected
+from nori_cluster.cluster.actors import DIED, expected, named_actor
 from nori_cluster.cluster.engine_process import EngineProcess, EngineStatus
 from nori_cluster.cluster.placement import Unplaceable, shortfall
 from nori_cluster.cluster.rank_actor import RankActor
-from nori_cluster.config import GroupConfig
-from nori_cluster.errors import EngineFailure
+from nori_cluster.cluster.state import RunningGroup
+from nori_cluster.config import GroupConfig, ModelConfig
+from nori_cluster.errors import EngineFailure, NoriError
 from nori_cluster.types import GroupSpec
 
 log = logging.getLogger(__name__)
 
 VERDICT_SECONDS = 0.5
 PLACE_SECONDS = 10.0  # Ray frees the resources of a removed group within a second or two; nobody else will do more
+ADOPT_SECONDS = 3.0  # an engine process that serves answers sooner
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
@@ -77,13 +80,13 @@ class WorkerGroup:
         bundle = {"CPU": 1.0, "GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
         size = self.config.parallel.tensor_parallel_size
         bundles = [{"CPU": 1.0}, *([bundle] * size)]
-        self._placement = placement_group(bundles, strategy="STRICT_PACK")
+        self._placement = placement_group(bundles, strategy="STRICT_PACK", name=self._id, lifetime="detached")
         await self._placed(self._placement, bundles)
-        engine = ray.remote(EngineProcess).options(**self._options(0), max_concurrency=100)
+        engine = ray.remote(EngineProcess).options(**self._options(0, "engine"), max_concurrency=100)
         self._engine = engine.remote(self.group_id, self.incarnation, self.config)
         for rank in range(size):
             gpus = {"num_gpus": 1} if device == "cuda" else {}
-            actor = ray.remote(RankActor).options(**self._options(1 + rank), **gpus)
+            actor = ray.remote(RankActor).options(**self._options(1 + rank, f"rank-{rank}"), **gpus)
             self._ranks.append(actor.remote(rank, self.config, self.host))
 
     async def _placed(self, placement: PlacementGroup, bundles: list[dict[str, float]]) -> None:
@@ -93,10 +96,51 @@ class WorkerGroup:
             if time.monotonic() > deadline and (missing := shortfall(bundles, available_resources_per_node())):
                 raise Unplaceable(missing)
 
-    def _options(self, bundle: int) -> dict[str, Any]:
+    def _options(self, bundle: int, process: str) -> dict[str, Any]:
+        """Detached and named: the group outlives the controller, and the next one finds it."""
         assert self._placement is not None
         strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
-        return {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": strategy}
+        return {
+            "name": f"{self._id}/{process}",
+            "lifetime": "detached",
+            "num_cpus": 1,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": strategy,
+        }
+
+    @property
+    def _id(self) -> str:
+        return f"{self.group_id}#{self.incarnation}"
+
+    def running(self) -> RunningGroup:
+        """What `adopt` of another controller needs, once the group serves."""
+        return RunningGroup(
+            name=self.group_id,
+            incarnation=self.incarnation,
+            address=self.address,
+            engine_pid=self.engine_pid,
+            pids=tuple(self.pids),
+            created=self.created,
+            spec=self.spec,
+        )
+
+    async def adopt(self, running: RunningGroup) -> bool:
+        """Instead of start: hold a group that another controller started. False when not all of it is there and
+        answers; then kill it. Its streams notice neither."""
+        self.address, self.engine_pid, self.pids = running.address, running.engine_pid, list(running.pids)
+        self.created, self.spec = running.created, running.spec
+        try:
+            self._placement = get_placement_group(self._id)
+            self._engine = named_actor(f"{self._id}/engine")
+            self._ranks = [named_actor(f"{self._id}/rank-{rank}") for rank in range(len(self.pids))]
+            async with asyncio.timeout(ADOPT_SECONDS):
+                status: EngineStatus = await self._engine.status.remote()
+        except (NoriError, RayError, TimeoutError, ValueError) as error:
+            log.warning("group %s is not whole: %s", self._id, str(error) or "its engine process does not answer")
+            return False
+        self._serving = [rank.ended.remote() for rank in self._ranks]
+        return status.pid == self.engine_pid and all(map(processes.is_alive, self._local_pids()))
 
     async def _join(self) -> None:
         alone = len(self._ranks) == 1
@@ -163,6 +207,23 @@ class WorkerGroup:
         except RayError as error:
             raise expected(error, "the engine process") from error
         return left
+
+    async def abort(self, reason: str) -> int:
+        """End what runs of a drained group; sequences left all the same. EngineFailure when the group is lost."""
+        try:
+            left: int = await self._engine.abort.remote(reason)
+        except RayError as error:
+            raise expected(error, "the engine process") from error
+        return left
+
+    async def reload(self, model: ModelConfig, timeout: float) -> None:
+        """Other weights, in place, of a drained group. EngineFailure when it is lost over it; other NoriErrors when
+        they cannot be loaded: it holds those it had."""
+        try:
+            self.spec = await self._engine.reload.remote(model, timeout)
+        except RayError as error:
+            raise expected(error, "the engine process") from error
+        self.config = msgspec.structs.replace(self.config, model=model)
 
     async def stop(self) -> None:
         """The orderly part of an end: the group leaves the router's table and hangs up on its ranks. kill follows."""

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection
 
+from nori_cluster.config import InFlightPolicy
 from nori_cluster.errors import ClientError, ConfigError, NoriError, NotFound, Unimplemented, UnsupportedParameter
 from nori_cluster.rpc import convert, status
 from nori_cluster.rpc import convert_admin as shapes
@@ -119,6 +120,20 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         )
         return pb.RestartModelResponse(operation=shapes.operation_to_pb(operation))
 
+    @_answered
+    async def ReloadWeights(self, request: pb.ReloadWeightsRequest, context: Context) -> pb.ReloadWeightsResponse:
+        policy = shapes.POLICIES.get(int(request.in_flight_policy))
+        if policy is None:
+            raise ClientError(f"unknown in_flight_policy {request.in_flight_policy}", param="in_flight_policy")
+        grace = _grace(request)
+        operation = await self._once(
+            request,
+            lambda: self._backend.reload(
+                request.model, request.uri, request.weight_version, policy, request.max_unavailable or 1, grace
+            ),
+        )
+        return pb.ReloadWeightsResponse(operation=shapes.operation_to_pb(operation))
+
     async def _once(self, request: Any, start: Callable[[], Awaitable[OperationInfo]]) -> OperationInfo:
         """What `start` gives, or what the same request with the same request_id started before."""
         earlier = self._started.get(request.request_id)
@@ -179,7 +194,6 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     LoadAdapter = _planned("LoadAdapter")
     UnloadAdapter = _planned("UnloadAdapter")
     ListAdapters = _planned("ListAdapters")
-    ReloadWeights = _planned("ReloadWeights")
     GetRoutingPolicy = _planned("GetRoutingPolicy")
     UpdateRoutingPolicy = _planned("UpdateRoutingPolicy")
     CancelOperation = _planned("CancelOperation")
@@ -273,6 +287,29 @@ class AdminClient:
             request_id=request_id,
         )
         return shapes.operation_from_pb(self._call(self._stub.RestartModel, request).operation)
+
+    def reload(
+        self,
+        model: str,
+        folder: str,
+        *,
+        version: str = "",
+        policy: InFlightPolicy = "wait",
+        max_unavailable: int = 1,
+        grace: float | None = None,
+        request_id: str = "",
+    ) -> OperationInfo:
+        """Starts to replace the weights of every group by those of a folder. grace: seconds for what runs."""
+        request = pb.ReloadWeightsRequest(
+            model=model,
+            uri=folder,
+            weight_version=version,
+            in_flight_policy=f"IN_FLIGHT_POLICY_{policy.upper()}",
+            max_unavailable=max_unavailable,
+            grace_period=None if grace is None else convert.duration(grace),
+            request_id=request_id,
+        )
+        return shapes.operation_from_pb(self._call(self._stub.ReloadWeights, request).operation)
 
     def resume(self, group: str) -> GroupInfo:
         """Undo a drain, or start a group again that was given up."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from nori_cluster.config import InFlightPolicy
 from nori_cluster.routing.base import GroupState
 
 
@@ -47,6 +48,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...] = ()
     load: LoadInfo = LoadInfo()
     numerics_id: str = ""
+    weight_version: str = ""
     last_failure: str = ""
     created: float = 0.0
     facts: dict[str, str] = {}
@@ -116,6 +118,18 @@ class AdminBackend(Protocol):
 
     async def restart(self, model: str, max_unavailable: int, grace: float | None) -> OperationInfo:
         """Every group anew, at most max_unavailable (≥ 1) out of service at a time. grace: as for drain."""
+
+    async def reload(
+        self,
+        model: str,
+        folder: str,
+        version: str,
+        policy: InFlightPolicy,
+        max_unavailable: int,
+        grace: float | None,
+    ) -> OperationInfo:
+        """Start to put the weights of another folder in the place of those that are served. version: their label, empty
+        = counted on. policy: what becomes of running sequences. grace: seconds for them, None = the configured time."""
 
     async def get_operation(self, name: str) -> OperationInfo | None: ...
 

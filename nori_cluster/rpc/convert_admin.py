@@ -2,6 +2,7 @@
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from nori_cluster.config import InFlightPolicy
 from nori_cluster.errors import ClientError
 from nori_cluster.routing.base import GroupState
 from nori_cluster.rpc.admin_types import (
@@ -26,6 +27,12 @@ _STATES = {
     GroupState.STALLED: pb.WorkerGroup.STATE_STALLED,
     GroupState.DRAINING: pb.WorkerGroup.STATE_DRAINING,
     GroupState.DEAD: pb.WorkerGroup.STATE_FAILED,
+}
+POLICIES: dict[int, InFlightPolicy] = {
+    pb.IN_FLIGHT_POLICY_UNSPECIFIED: "wait",
+    pb.IN_FLIGHT_POLICY_WAIT: "wait",
+    pb.IN_FLIGHT_POLICY_ABORT: "abort",
+    pb.IN_FLIGHT_POLICY_CONTINUE: "continue",
 }
 _STATES_BACK: dict[int, GroupState] = {int(value): key for key, value in _STATES.items()}
 
@@ -87,6 +94,7 @@ def group_to_pb(value: GroupInfo) -> pb.WorkerGroup:
         engine_pid=value.engine_pid,
         step=value.step,
         numerics_id=value.numerics_id,
+        weight_version=value.weight_version,
         last_failure=value.last_failure,
         facts=value.facts,
         incarnation=value.incarnation,
@@ -111,6 +119,7 @@ def group_from_pb(value: pb.WorkerGroup) -> GroupInfo:
         workers=workers,
         load=load_from_pb(value.load),
         numerics_id=value.numerics_id,
+        weight_version=value.weight_version,
         last_failure=value.last_failure,
         created=unix(value.create_time),
         facts=dict(value.facts),

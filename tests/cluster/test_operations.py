@@ -8,7 +8,7 @@ from fakes.cluster import until
 from fakes.pool import World, controller, ready
 
 from nori_cluster.cluster import controller as controller_module
-from nori_cluster.cluster import reconcile
+from nori_cluster.cluster import reconcile, rolling
 from nori_cluster.cluster.placement import Unplaceable
 from nori_cluster.cluster.reconcile import Phase
 from nori_cluster.errors import CheckpointError, ConfigError, EngineFailure, NotFound, Overloaded
@@ -21,6 +21,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "FIRST_BACKOFF", 0.01)
     monkeypatch.setattr(reconcile, "PLACE_AGAIN", 0.05)
     monkeypatch.setattr(controller_module, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(rolling, "LOOK_SECONDS", 0.02)
 
 
 # -- rolling operations ----------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ def group(name: str, state: GroupState, rate: float, last_failure: str = "") -> 
         load=load(3, rate),
         last_failure=last_failure,
         numerics_id="a1b2c3",
+        weight_version="4",
         incarnation=2,
         failures=1,
         restarts=3,
@@ -80,6 +81,12 @@ class FakeAdminBackend:
     async def restart(self, model: str, max_unavailable: int, grace: float | None) -> OperationInfo:
         self.asked.append(("restart", model, max_unavailable, grace))
         return OperationInfo(name=f"restart-{model}", method="RestartModel")
+
+    async def reload(
+        self, model: str, folder: str, version: str, policy: str, max_unavailable: int, grace: float | None
+    ) -> OperationInfo:
+        self.asked.append(("reload", model, folder, version, policy, max_unavailable, grace))
+        return OperationInfo(name=f"reload-{model}", method="ReloadWeights")
 
     async def resume(self, group: str) -> GroupInfo:
         for known in self.groups:

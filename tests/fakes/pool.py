@@ -1,13 +1,15 @@
 """The controller around fake groups and a fake router, in one loop: what they are told stands in World.journal."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fakes.cluster import until
 from nori_cluster.cluster.controller import Controller
 from nori_cluster.cluster.reconcile import Phase
+from nori_cluster.cluster.state import RunningGroup
 from nori_cluster.config import ClusterConfig, GroupConfig, ModelConfig, Ports
 from nori_cluster.errors import EngineFailure
 from nori_cluster.routing.base import GroupView
@@ -20,10 +22,15 @@ PORTS = Ports(http=0, grpc=0, router=0, dataplane=0, admin=0, metrics=0)
 class FakeRouter:
     """A router process in memory. World.port_taken: no router can start."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "World", name: str = "") -> None:
         self.world = world
+        self.name = name or f"router-{len(world.routers)}"
         self.dead = self.hangs = False
-        world.routers.append(self)
+        if name:  # the one that runs, in another hand
+            (found,) = (router for router in world.routers if router.name == name)
+            self.dead, self.hangs = found.dead, found.hangs
+        else:
+            world.routers.append(self)
 
     async def start(self, host: str, port: int) -> int:
         if self.world.port_taken:
@@ -37,7 +44,8 @@ class FakeRouter:
             raise EngineFailure("the router died")
         groups = tuple(GroupStatus(view=v, reserved_requests=0, silent_for=0.0) for v in self.world.views)
         gateways = (GatewayStatus(gateway_id="gw", open_requests=2, connected=True, silent_for=1.0),)
-        return RouterSnapshot(epoch=1, groups=groups, gateways=gateways, waiting=0)
+        waiting = self.world.waiting.pop(0) if len(self.world.waiting) > 1 else self.world.waiting[0]
+        return RouterSnapshot(epoch=1, groups=groups, gateways=gateways, waiting=waiting)
 
     async def pid(self) -> int:
         return 4
@@ -53,10 +61,11 @@ class FakeRouter:
 
 
 class FakeGroup:
-    """One incarnation. World.failures: name → what its next starts raise; World.slow: names that never come up."""
+    """One incarnation. World.failures: name → what its next starts raise; World.slow: names that never come up.
+    World.broken: names of which not every process is there at an adoption."""
 
-    def __init__(self, world: "World", name: str, incarnation: int, **rest: Any) -> None:
-        self.world, self.name, self.incarnation = world, name, incarnation
+    def __init__(self, world: "World", name: str, incarnation: int, model: ModelConfig, **rest: Any) -> None:
+        self.world, self.name, self.incarnation, self.model = world, name, incarnation, model
         self.address = self.host = ""
         self.engine_pid, self.created = 0, 1.5
         self.pids: list[int] = []
@@ -77,6 +86,17 @@ class FakeGroup:
     async def watch(self) -> str:
         return await self.lost
 
+    def running(self) -> RunningGroup:
+        return RunningGroup(
+            name=self.name, incarnation=self.incarnation, address=self.address, engine_pid=self.engine_pid,
+            pids=tuple(self.pids), created=self.created, spec=self.spec,
+        )  # fmt: skip
+
+    async def adopt(self, running: RunningGroup) -> bool:
+        self.address, self.engine_pid, self.pids = running.address, running.engine_pid, list(running.pids)
+        assert (running.name, running.incarnation) == (self.name, self.incarnation)
+        return self.name not in self.world.broken
+
     async def resume(self) -> None:
         self.world.journal.append(f"resume {self.name}")
 
@@ -85,9 +105,22 @@ class FakeGroup:
 
     async def drain(self, timeout: float, hand_over: bool = False) -> int:
         self.world.journal.append(f"drain {self.name}" + " and hand over" * hand_over)
-        if timeout < 1.0:
-            return 3
+        if timeout < 1.0 or self.world.left is not None:
+            return 3 if self.world.left is None else self.world.left
         return await self.drains
+
+    async def abort(self, reason: str) -> int:
+        self.world.journal.append(f"abort {self.name}")
+        return 0
+
+    async def reload(self, model: ModelConfig, timeout: float) -> None:
+        self.world.journal.append(f"reload {self.name} {model.weight_version}")
+        if errors := self.world.reloads.get(self.name):
+            error = errors.pop(0)
+            if isinstance(error, EngineFailure):
+                self.die(error.message)
+            raise error
+        self.model = model
 
     async def stop(self) -> None:
         self.world.journal.append(f"stop {self.name}")
@@ -113,28 +146,55 @@ class World:
         self.made: list[FakeGroup] = []
         self.failures: dict[str, list[BaseException]] = {}
         self.slow: set[str] = set()
+        self.broken: set[str] = set()
+        self.kept: list[set[str]] = []  # what each sweep for strays left alive
         self.views: list[GroupView] = []
         self.port_taken = self.kill_fails = False
+        self.left: int | None = None  # what every drain leaves; None: 3 when short, else what FakeGroup.drains says
+        self.waiting = [0]  # in the router, look after look
+        self.reloads: dict[str, list[Exception]] = {}  # name → what its next reloads raise
 
     def newest(self, name: str) -> FakeGroup:
         return [group for group in self.made if group.name == name][-1]
 
 
 @asynccontextmanager
-async def controller(world: World, *, wait: bool = True) -> AsyncIterator[Controller]:
-    config = ClusterConfig(group=GroupConfig(model=ModelConfig(name="m", path="/m")), replicas=2, ports=PORTS)
+async def controller(
+    world: World, *, wait: bool = True, state_file: Path | None = None, replicas: int = 2
+) -> AsyncIterator[Controller]:
+    config = ClusterConfig(group=GroupConfig(model=ModelConfig(name="m", path="/m")), replicas=replicas, ports=PORTS)
 
     def make_group(name: str, incarnation: int, config: GroupConfig, **rest: Any) -> Any:
-        return FakeGroup(world, name, incarnation, **rest)
+        return FakeGroup(world, name, incarnation, config.model, **rest)
 
-    made = Controller(config, make_group, lambda config: FakeRouter(world))
+    def end_strays(keep: Collection[str]) -> list[str]:
+        world.kept.append(set(keep))
+        return []
+
+    made = Controller(config, state_file, make_group, lambda config, name: FakeRouter(world, name), end_strays)
     try:
         await made.start()
         if wait:
-            await until(ready(made, 2))
+            await until(ready(made, replicas))
         yield made
     finally:
         await made.stop(0.0)
+
+
+@asynccontextmanager
+async def lost_controller(world: World, state_file: Path, *, replicas: int = 2) -> AsyncIterator[Controller]:
+    """One that ends as a killed process does when the block is left: nothing it watches is told."""
+    async with controller(world, state_file=state_file, replicas=replicas) as made:
+        yield made
+        made._state_file = None  # what is left of it in this process says nothing any more
+        for loop in made._loops:
+            loop.cancel()
+        tasks, made._tasks, made.groups = list(made._tasks.values()), {}, {}
+        ORPHANS.extend(tasks)
+        made._router._router = None
+
+
+ORPHANS: list[asyncio.Task[None]] = []  # they wait for fake groups whose processes others hold now
 
 
 def ready(made: Controller, count: int) -> Callable[[], bool]:

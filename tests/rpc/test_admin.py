@@ -200,7 +200,7 @@ async def test_resume_and_events() -> None:
 async def test_planned_calls_say_so() -> None:
     async with plane() as p, grpc.aio.insecure_channel(f"127.0.0.1:{p.port}") as channel:
         stub = pb_grpc.AdminServiceStub(channel)
-        unary = ("LoadAdapter", "UnloadAdapter", "ListAdapters", "ReloadWeights")
+        unary = ("LoadAdapter", "UnloadAdapter", "ListAdapters")
         for name in (*unary, "GetRoutingPolicy", "UpdateRoutingPolicy", "CancelOperation"):
             with pytest.raises(grpc.aio.AioRpcError, match=f"{name} is planned") as caught:
                 await getattr(stub, name)(getattr(pb, f"{name}Request")())

@@ -357,20 +357,22 @@ class ListAdaptersResponse(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ReloadWeightsRequest(_message.Message):
-    __slots__ = ("model", "uri", "weight_version", "in_flight_policy", "max_unavailable", "request_id")
+    __slots__ = ("model", "uri", "weight_version", "in_flight_policy", "max_unavailable", "request_id", "grace_period")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_POLICY_FIELD_NUMBER: _ClassVar[int]
     MAX_UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GRACE_PERIOD_FIELD_NUMBER: _ClassVar[int]
     model: str
     uri: str
     weight_version: str
     in_flight_policy: InFlightPolicy
     max_unavailable: int
     request_id: str
-    def __init__(self, model: _Optional[str] = ..., uri: _Optional[str] = ..., weight_version: _Optional[str] = ..., in_flight_policy: _Optional[_Union[InFlightPolicy, str]] = ..., max_unavailable: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    grace_period: _duration_pb2.Duration
+    def __init__(self, model: _Optional[str] = ..., uri: _Optional[str] = ..., weight_version: _Optional[str] = ..., in_flight_policy: _Optional[_Union[InFlightPolicy, str]] = ..., max_unavailable: _Optional[int] = ..., request_id: _Optional[str] = ..., grace_period: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReloadWeightsResponse(_message.Message):
     __slots__ = ("operation",)
