@@ -16,8 +16,9 @@ h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 .headline { border-left: 4px solid #588157; padding: .5rem 1rem; }
 .invalid { border-left: 4px solid var(--warn); padding: .5rem 1rem; }
 table { border-collapse: collapse; margin: .5rem 0; } th, td { text-align: left; vertical-align: top;
-  padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--faint); overflow-wrap: anywhere; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem; }
+  padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--faint); }
+td:nth-child(2) { overflow-wrap: anywhere; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; }
 svg text { font-size: 11px; fill: var(--ink); } .grid { stroke: var(--faint); }
 .mark { stroke: var(--warn); stroke-dasharray: 4 3; }
