@@ -3,17 +3,34 @@
 import ast
 from pathlib import Path
 
-from nori_kernels import activation, embedding, merge_splits, norm, paged_decode, paged_prefill, philox
-from nori_kernels.variant import Variant
-
-MODULES = (
+from nori_kernels import (
     activation,
+    cache_write,
     embedding,
+    logprobs,
     merge_splits,
     norm,
     paged_decode,
     paged_prefill,
     philox,
+    sampling,
+)
+from nori_kernels.quant import dynamic, scaled
+from nori_kernels.variant import Variant
+
+MODULES = (
+    activation,
+    cache_write,
+    embedding,
+    logprobs,
+    merge_splits,
+    norm,
+    paged_decode,
+    paged_prefill,
+    philox,
+    sampling,
+    dynamic,
+    scaled,
 )  # a new kernel file: one import and one word here
 VARIANTS: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
 
