@@ -7,17 +7,18 @@ from prometheus_client.registry import Collector
 
 from nori_cluster.rpc.call import Counts
 from nori_cluster.rpc.cluster_backend import GroupLink
+from nori_cluster.rpc.router_client import RouterClient
 
 LABELS = ["model_name", "group"]
 
 
 class GroupMetrics(Collector):
-    """groups: the links now. degraded: whether the router is lost and this gateway places on its own. counts: of calls
-    that were placed, moved, lost their group and went on."""
+    """groups: the links now. router: this gateway's line to it. counts: of calls that were placed, moved, lost their
+    group and went on."""
 
-    def __init__(self, groups: Callable[[], Sequence[GroupLink]], degraded: Callable[[], bool], counts: Counts) -> None:
+    def __init__(self, groups: Callable[[], Sequence[GroupLink]], router: RouterClient, counts: Counts) -> None:
         self._groups = groups
-        self._degraded = degraded
+        self._router = router
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
@@ -25,8 +26,9 @@ class GroupMetrics(Collector):
         yield GaugeMetricFamily(
             "nori_router_lost",
             "1 while this gateway places requests without the router.",
-            value=float(self._degraded()),
+            value=float(self._router.degraded),
         )
+        yield from self._queue()
         yield from self._losses()
         up = GaugeMetricFamily("nori_group_up", "1 when the group takes requests.", labels=[*LABELS, "state", "link"])
         values = {
@@ -81,6 +83,19 @@ class GroupMetrics(Collector):
         yield from values.values()
         yield from totals.values()
 
+    def _queue(self) -> Iterator[Metric]:
+        """The router as this gateway last heard of it; drain rate is left out while it is not known."""
+        router, queue = self._router, self._router.queue
+        for name, text, value in (
+            ("nori_router_connected", "1 while the line to the router is open.", float(router.connected)),
+            ("nori_num_requests_waiting", "Requests of all gateways that wait for a group.", queue.waiting),
+            ("nori_gateway_requests_waiting", "Requests of this gateway that wait for a group.", router.waiting),
+            ("nori_queue_full", "1 while a new request would be refused.", float(router.queue_full)),
+            ("nori_queue_drain_rate", "Requests that leave the queue per second.", queue.drain_rate),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(name, text, value=value)
+
     def _losses(self) -> Iterator[Metric]:
         """Groups that were lost under requests, and what became of those."""
         continuations = CounterMetricFamily(
@@ -91,6 +106,14 @@ class GroupMetrics(Collector):
         continuations.add_metric(["true"], self._counts.exact)
         continuations.add_metric(["false"], self._counts.continued - self._counts.exact)
         yield continuations
+        failures = CounterMetricFamily(
+            "nori_group_failures",
+            "Groups that took requests and stopped to: dead, stalled, or the line to them broke.",
+            labels=[*LABELS, "reason"],
+        )
+        for labels, count in list(self._counts.group_failures.items()):
+            failures.add_metric(labels, count)
+        yield failures
         yield CounterMetricFamily(
             "nori_lost_sequences", "Accepted sequences whose group was lost.", value=self._counts.lost
         )

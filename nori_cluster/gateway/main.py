@@ -85,7 +85,7 @@ async def run(config: GatewayConfig) -> None:
     )
     backend = ClusterBackend(config.router, config.gateway_id)
     service = Service(backend, load_models(config), limits)
-    groups = GroupMetrics(backend.groups, lambda: backend.degraded, backend.counts)
+    groups = GroupMetrics(backend.groups, backend.router, backend.counts)
     http = HttpServer(build_app(service, config), http_socket)
     metrics = HttpServer(metrics_app([service.metrics, groups]), metrics_socket)
     await backend.start()

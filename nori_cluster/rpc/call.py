@@ -7,6 +7,7 @@ Callbacks only, no task: RouterClient decides, DataPlaneClient delivers, the fro
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 
@@ -52,13 +53,16 @@ DEADLINE_SLACK = 0.1  # seconds by which a group's clock may run ahead of ours
 
 class Counts(msgspec.Struct):
     """For metrics. moved: placements that came to nothing before anything was accepted. lost: accepted sequences whose
-    group broke. continued: requests that went on in another group, exact those in one of equal numerics_id."""
+    group broke. continued: requests that went on in another group, exact those in one of equal numerics_id.
+    group_failures: (model, group, dead | stalled | line) → how often a group that took requests stopped to, or its line
+    broke."""
 
     placements: int = 0
     moved: int = 0
     lost: int = 0
     continued: int = 0
     exact: int = 0
+    group_failures: Counter[tuple[str, str, str]] = msgspec.field(default_factory=Counter)
 
 
 class CallContext:
@@ -165,10 +169,10 @@ class Call:
         self.interruptions = 0  # groups lost under it
         self.weights = ""  # that what is said comes from
         self._numerics = ""  # of the first group
+        self._waited_for = ""  # what the router last said to a continuation
         self._give_up: float | None = None  # when a continuation stops to look for a group
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._waited_for = ""  # what the router last said to a continuation
         self._deadline = None if request.time_left is None else self._loop.time() + request.time_left
         wanted = request.sampling.max_tokens
         self._max_tokens = max(1, context - len(request.prompt_token_ids)) if wanted is None else wanted
@@ -279,10 +283,10 @@ class Call:
         now = self._loop.time()
         if self._give_up is None or now >= self._give_up or refusal.reason not in _PASSING:
             return False
+        self._waited_for = refusal.message
         self._timer = self._loop.call_later(RETRY_CONTINUATION, self.place)
         return True
 
-        self._waited_for = refusal.message
     # -- what candidates report -------------------------------------------------------------------------------------
 
     def interrupt(self, candidate: _Candidate, error: NoriError) -> None:

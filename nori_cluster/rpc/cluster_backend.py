@@ -49,6 +49,7 @@ class ClusterBackend(CallContext):
         self._times = times
         self._views: dict[str, GroupView] = {}
         self._models: dict[str, int] = {}  # every model ever seen → its context, tokens
+        self._opened: set[str] = set()  # groups whose line is open
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -113,6 +114,7 @@ class ClusterBackend(CallContext):
     # -- links ------------------------------------------------------------------------------------------------------
 
     def _on_table(self, views: tuple[GroupView, ...]) -> None:
+        self._count_failures(views)
         self._views = {view.group_id: view for view in views}
         for view in views:
             facts = view.registration
@@ -127,6 +129,15 @@ class ClusterBackend(CallContext):
             self._drop_if_unused(link)
         self._tell_reach()
 
+    def _count_failures(self, views: tuple[GroupView, ...]) -> None:
+        for view in views:
+            before = self._views.get(view.group_id)
+            if before is not None and before.placeable and view.state in (GroupState.DEAD, GroupState.STALLED):
+                self._count_failure(view, view.state.name.lower())
+
+    def _count_failure(self, view: GroupView, reason: str) -> None:
+        self.counts.group_failures[view.registration.model, view.group_id, reason] += 1
+
     def _open(self, view: GroupView) -> None:
         link = DataPlaneClient(
             view.group_id,
@@ -140,6 +151,12 @@ class ClusterBackend(CallContext):
 
     def _on_state(self, link: DataPlaneClient) -> None:
         if self.links.get(link.group_id) is link:
+            if link.state is LinkState.OPEN:
+                self._opened.add(link.group_id)
+            elif link.group_id in self._opened:
+                self._opened.discard(link.group_id)
+                if (view := self._views.get(link.group_id)) is not None and view.placeable:
+                    self._count_failure(view, "line")
             self._drop_if_unused(link)
             self._tell_reach()
 

@@ -22,7 +22,7 @@ from nori_cluster.rpc.tasks import background
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-FIRST_BACKOFF, LAST_BACKOFF = 0.1, 2.0
+FIRST_BACKOFF, LAST_BACKOFF = 0.1, 1.0  # a restarted router shall know every group within two seconds
 
 
 class GroupRegistrar:
