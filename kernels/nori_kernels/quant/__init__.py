@@ -1,0 +1,1 @@
+"""Quantized products: the layouts of docs/quant_layouts.md, and kernels that multiply with them."""
