@@ -269,10 +269,7 @@ class Cluster:
             log.error("%s; another controller takes over", error)
             if self._deaths.too_many(lost):
                 raise EngineFailure(f"the controller was lost {MOST_DEATHS} times in {DEATHS_SECONDS:g} s: {error}")
-            with contextlib.suppress(RayError):
-                ray.kill(self._controller, no_restart=True)
-            processes.end([self._controller_pid] if self._controller_pid else [], 0.0)  # a stopped one hears no Ray
-            self._controller_pid = 0
+            self._end_controller()
             try:
                 self._spawn_controller()
             except EngineFailure as failure:
@@ -281,6 +278,13 @@ class Cluster:
             self.takeover_seconds = time.monotonic() - lost
             log.warning("another controller has taken over after %.1f s", self.takeover_seconds)
             return
+
+    def _end_controller(self) -> None:
+        """Whatever is left of it: two may never act at once."""
+        with contextlib.suppress(RayError):
+            ray.kill(self._controller, no_restart=True)
+        processes.end([self._controller_pid] if self._controller_pid else [], 0.0)  # a stopped one hears no Ray
+        self._controller_pid = 0
 
     # -- stop -------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ from fakes.pool import World, controller, ready
 
 from nori_cluster.cluster import controller as controller_module
 from nori_cluster.cluster import reconcile, rolling
+from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.placement import Unplaceable
 from nori_cluster.cluster.reconcile import Phase
 from nori_cluster.errors import CheckpointError, ConfigError, EngineFailure, NotFound, Overloaded
+from nori_cluster.rpc.admin_types import OperationInfo
 
 pytestmark = pytest.mark.unit
 
@@ -208,6 +210,41 @@ async def test_scaling_down_a_group_that_starts_or_dies() -> None:
         world.newest("m-1").die()
         await asyncio.wait_for(removal, 2.0)
         assert list(made.records) == ["m-0"]
+
+
+async def ended(admin: ControllerAdmin, operation: OperationInfo) -> OperationInfo:
+    async with asyncio.timeout(3):
+        while not operation.done:
+            await asyncio.sleep(0.01)
+            found = await admin.get_operation(operation.name)
+            assert found is not None
+            operation = found
+    return operation
+
+
+async def test_the_admin_plane_scales_and_restarts_as_operations() -> None:
+    world = World()
+    async with controller(world) as made:
+        admin = ControllerAdmin(made)
+        assert (await admin.scale("m", 3, validate_only=True)).done
+        assert made.desired == 2, "validate_only does nothing"
+        for refused in (admin.scale("x", 3, False), admin.restart("x", 1, None)):
+            with pytest.raises(NotFound, match="no model 'x'; there is: m"):
+                await refused
+        for refused in (admin.scale("m", 17, True), admin.restart("m", 0, None)):
+            with pytest.raises(ConfigError):
+                await refused
+        scaled = await ended(admin, await admin.scale("m", 3, False))
+        restarted = await ended(admin, await admin.restart("m", 3, 0.0))
+        assert [record.incarnation for record in made.records.values()] == [2, 2, 2]
+        assert ready(made, 3)()
+        for done in (scaled, restarted):
+            assert (done.error_code, done.progress_percent) == (0, 100)
+        world.failures["m-3"] = [Unplaceable("needs more") for _ in range(1000)]
+        failed = await ended(admin, await admin.scale("m", 4, False))
+        assert failed.error_message == "no room for m-3: it needs more; it starts once there is"
+        shown = {group.name: group for group in await admin.list_groups()}["m-3"]
+        assert shown.last_failure == "no room: it needs more"
 
 
 @pytest.mark.parametrize("count", [0, 17])
