@@ -15,15 +15,18 @@ def _bias(rows: int, context: LayerContext) -> nn.Parameter:
 class ColumnLinear(nn.Module):
     """[n, columns] → [n, rows / size]: each rank holds an equal share of the rows of every part, parts in order.
 
-    parts: name of each merged checkpoint tensor → its rows in full.
+    parts: name of each part → its rows in full. fused: the checkpoint has all parts in one tensor, in this order.
     """
 
-    def __init__(self, columns: int, parts: Mapping[str, int], *, bias: bool, context: LayerContext) -> None:
+    def __init__(
+        self, columns: int, parts: Mapping[str, int], *, bias: bool, context: LayerContext, fused: bool = False
+    ) -> None:
         super().__init__()
         size, self.rank = context.group.size, context.group.rank
         assert all(rows % size == 0 for rows in parts.values()), "validate_parallel comes first"
         self.columns = columns
         self.parts = dict(parts)
+        self.fused = fused
         self.local = {name: rows // size for name, rows in parts.items()}
         self.quant = context.method()
         self.quant.create_weights(self, sum(self.local.values()), columns, context.dtype, context.device)
@@ -33,11 +36,14 @@ class ColumnLinear(nn.Module):
         names = list(self.parts)
         start = sum(self.local[name] for name in names[: names.index(part)])
         rows = self.local[part]
-        source, target = slice(self.rank * rows, (self.rank + 1) * rows), slice(start, start + rows)
+        before = sum(self.parts[name] for name in names[: names.index(part)]) if self.fused else 0
+        stored = sum(self.parts.values()) if self.fused else self.parts[part]
+        first = before + self.rank * rows
+        source, target = slice(first, first + rows), slice(start, start + rows)
         if parameter == "bias":
-            return Shard((self.parts[part],), (source,), (target,))
+            return Shard((stored,), (source,), (target,))
         every = slice(0, self.columns)
-        return Shard((self.parts[part], self.columns), (source, every), (target, every))
+        return Shard((stored, self.columns), (source, every), (target, every))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.quant.apply(self, x)

@@ -1,8 +1,12 @@
-"""The gated feed-forward block: down(silu(gate(x)) · up(x)); gate and up are one matrix, split alike over the ranks."""
+"""The gated feed-forward block: down(act(gate(x)) · up(x)); gate and up are one matrix, split alike over the ranks."""
+
+import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 from nori_cluster.layers.linear import ColumnLinear, RowLinear
 from nori_cluster.layers.shard import LayerContext
@@ -15,14 +19,37 @@ def even_silu(x: torch.Tensor) -> torch.Tensor:
     return (wide / wide.neg().exp_().add_(1.0)).to(x.dtype)
 
 
-class GatedMLP(nn.Module):
-    """[n, hidden] → [n, hidden]."""
+def even_gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """gelu by its tanh formula, likewise: tanh(u) = 1 - 2 / (exp(2u) + 1)."""
+    wide = x.float()
+    turn = (wide + 0.044715 * wide * wide * wide).mul_(2 * math.sqrt(2 / math.pi)).exp_().add_(1.0)
+    return (wide - wide / turn).to(x.dtype)
 
-    def __init__(self, hidden: int, inner: int, *, bias: bool, context: LayerContext) -> None:
+
+# config.json's name of an activation → it, and its twin of batch-invariant mode
+ACTIVATIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
+    "silu": (silu, even_silu),
+    "gelu_pytorch_tanh": (partial(gelu, approximate="tanh"), even_gelu_tanh),
+}
+
+
+class GatedMLP(nn.Module):
+    """[n, hidden] → [n, hidden]. activation: a name of ACTIVATIONS. fused: see ColumnLinear."""
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        *,
+        bias: bool,
+        context: LayerContext,
+        activation: str = "silu",
+        fused: bool = False,
+    ) -> None:
         super().__init__()
-        self.gate_up = ColumnLinear(hidden, {"gate": inner, "up": inner}, bias=bias, context=context)
+        self.gate_up = ColumnLinear(hidden, {"gate": inner, "up": inner}, bias=bias, context=context, fused=fused)
         self.down = RowLinear(inner, hidden, bias=bias, context=context)
-        self.activation = even_silu if context.batch_invariant else silu
+        self.activation = ACTIVATIONS[activation][context.batch_invariant]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from nori_cluster.attention.base import AttentionPattern
 from nori_cluster.layers.rope import RopeSpec
 
 
@@ -34,7 +35,14 @@ class HFConfig(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """Everything the decoder is built from; sizes are of the whole model."""
+    """Everything the decoder is built from; sizes are of the whole model. What only some families have is off.
+
+    patterns, ropes: one for each layer, or empty when no layer has a window or soft cap and all have `rope`; a rope of
+    None leaves the layer without positions. attention_scale: of the scores, head_dim ** -0.5 when None.
+    pre_norms, post_norms: before and after attention and feed-forward. qk_norm: of queries and keys, over each head or
+    over all heads together. norm_offset: weights are stored minus one. fused: q|k|v and gate|up are one tensor each.
+    embedding_scale (rounded to the run dtype), residual_scale: factors; logits_divisor, logits_softcap: of the logits.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -49,6 +57,23 @@ class ModelSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    activation: str = "silu"
+    patterns: tuple[AttentionPattern, ...] = ()
+    ropes: tuple[RopeSpec | None, ...] = ()
+    attention_scale: float | None = None
+    pre_norms: bool = True
+    post_norms: bool = False
+    qk_norm: Literal["", "head", "whole"] = ""
+    norm_offset: bool = False
+    fused: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_divisor: float = 1.0
+    logits_softcap: float = 0.0
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
 
 class WeightSource(NamedTuple):
@@ -69,7 +94,7 @@ class ModelFamily(Protocol):
 
     @staticmethod
     def weights(spec: ModelSpec) -> Iterator[WeightSource]:
-        """Every checkpoint tensor that fills a parameter, each once."""
+        """Every checkpoint tensor that fills a parameter, each once, or once for each part it is fused of."""
 
     @staticmethod
     def ignored(name: str, spec: ModelSpec) -> bool:

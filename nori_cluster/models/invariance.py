@@ -9,7 +9,6 @@ import torch
 from nori_cluster.attention.base import AttentionBackend
 from nori_cluster.device.forward import ForwardBatch
 from nori_cluster.device.kv_cache import KVCache
-from nori_cluster.layers.rope import Rotation
 from nori_cluster.models.decoder import Decoder
 
 CHUNKS = (1, 2, 3, 4, 5, 6, 7, 9, 17, 31, 64, 100)  # one sequence cut so
@@ -61,8 +60,8 @@ def _run(
         sample_places=np.arange(0),
         sample_tokens=places[:0],
     )
-    x = model.embed(batch.token_ids)
-    rotation = Rotation(batch.positions, model.frequencies, x.dtype)
+    x = model.embedded(batch)
+    rotation = model.rotations(batch, x.dtype)[model.rope_of_layer[0]]
     hidden = model.layers[0](x, rotation, backend, backend.plan(batch))
     return [hidden, model.logits(hidden)]
 

@@ -292,7 +292,7 @@ class Worker:
         backend = ATTENTION[name]
         if not backend.supports(self.device, dtype, spec.head_dim):
             raise ConfigError(f"attention {name} does not run {dtype} with head_dim {spec.head_dim} on {self.device}")
-        self.backend = backend(self.cache, spec.num_heads // self.group.size, spec.head_dim**-0.5)
+        self.backend = backend(self.cache, spec.num_heads // self.group.size, spec.score_scale, spec.patterns)
 
 
 def _step_bytes(spec: ModelSpec, limits: SchedulerConfig, dtype: torch.dtype, max_model_len: int) -> int:

@@ -23,6 +23,7 @@ from nori_cluster.worker.worker import Worker
 
 pytestmark = pytest.mark.contract
 TOLERANCE = 1e-4
+YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied": {"tied": True},
@@ -128,9 +129,13 @@ def _norm_eps(worker: Worker) -> None:
 
 def _frequencies(spec: RopeSpec) -> Any:
     def change(worker: Worker) -> None:
-        worker.model.frequencies = inverse_frequencies(spec, worker.model.spec.head_dim)
+        worker.model.frequencies = [inverse_frequencies(spec, worker.model.spec.head_dim)]
 
     return change
+
+
+def _magnitude(worker: Worker) -> None:
+    worker.model.ropes = [dataclasses.replace(rope, magnitude=1.0) for rope in worker.model.ropes]
 
 
 def _untied_head(worker: Worker) -> None:
@@ -146,6 +151,9 @@ def _norm_weights(worker: Worker) -> None:
 MUTATIONS = {
     "rope theta": ({"rope_theta": 500.0}, _frequencies(RopeSpec(10000.0))),
     "llama3 scaling": ({"rope_scaling": LLAMA3_ROPE}, _frequencies(RopeSpec(10000.0))),
+    "linear scaling": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, _frequencies(RopeSpec(10000.0))),
+    "yarn frequencies": ({"rope_scaling": YARN_ROPE}, _frequencies(RopeSpec(10000.0))),
+    "yarn magnitude": ({"rope_scaling": YARN_ROPE}, _magnitude),
     "norm eps": ({"norm_eps": 0.05}, _norm_eps),
     "GQA mapping": ({}, _swap_kv_heads),
     "bias": ({"attention_bias": True, "mlp_bias": True}, _no_bias),
@@ -176,6 +184,12 @@ ROPES_SERVED: list[dict[str, Any]] = [
     {"rope_scaling": None},
     {"rope_parameters": LLAMA3_ROPE | {"rope_theta": 500.0}, "rope_theta": None},
     {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "rope_theta": None},
+    {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    {"rope_scaling": YARN_ROPE},
+    {"rope_scaling": YARN_ROPE | {"attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2, "truncate": False}},
+    {"rope_scaling": YARN_ROPE | {"mscale": 2.0, "mscale_all_dim": 0.5}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
 ]
 
 
@@ -190,12 +204,14 @@ def test_f37_rope_kinds_served(tmp_path: Path, config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("scaling", "named"),
     [
-        ({"type": "linear", "factor": 2.0}, "linear"),
-        ({"type": "dynamic", "factor": 2.0}, "dynamic"),
-        ({"rope_type": "yarn", "factor": 4.0}, "yarn"),
+        ({"type": "linear", "factor": "2"}, "factor"),
+        ({"type": "dynamic"}, "factor"),
+        ({"rope_type": "yarn"}, "factor"),
+        (YARN_ROPE | {"beta_fast": -1}, "beta_fast"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "longrope"),
         ({"type": "banana", "factor": 2}, "banana"),
         ({"rope_type": "llama3"}, "factor"),
-        ({"type": "linear"}, "linear"),
+        ({"type": "linear"}, "factor"),
         (LLAMA3_ROPE | {"factor": "8"}, "factor"),
         (LLAMA3_ROPE | {"factor": -1.0}, "factor"),
         ({k: v for k, v in LLAMA3_ROPE.items() if k != "original_max_position_embeddings"}, "original_max_position"),

@@ -1,0 +1,119 @@
+"""What the families share: the spec of a plain pre-norm decoder, and the tensor names that most checkpoints use."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from nori_cluster.attention.base import AttentionPattern
+from nori_cluster.errors import CheckpointError
+from nori_cluster.layers.rope import rope_from_hf
+from nori_cluster.models.base import HFConfig, ModelSpec, WeightSource
+
+_SPLIT = (
+    ("self_attn.q_proj", "attention.qkv", ("q",)),
+    ("self_attn.k_proj", "attention.qkv", ("k",)),
+    ("self_attn.v_proj", "attention.qkv", ("v",)),
+    ("mlp.gate_proj", "mlp.gate_up", ("gate",)),
+    ("mlp.up_proj", "mlp.gate_up", ("up",)),
+)
+_FUSED = (
+    ("self_attn.qkv_proj", "attention.qkv", ("q", "k", "v")),
+    ("mlp.gate_up_proj", "mlp.gate_up", ("gate", "up")),
+)
+_ROWS = (("self_attn.o_proj", "attention.out", ("",)), ("mlp.down_proj", "mlp.down", ("",)))
+_NORMS = {  # (pre_norms, post_norms)
+    (True, False): {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"},
+    (False, True): {
+        "post_attention_layernorm": "attention_post_norm",
+        "post_feedforward_layernorm": "mlp_post_norm",
+    },
+    (True, True): {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "attention_post_norm",
+        "pre_feedforward_layernorm": "mlp_norm",
+        "post_feedforward_layernorm": "mlp_post_norm",
+    },
+}
+_QK_NORMS = {"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"}
+_MASKS = ("full_attention", "sliding_attention")
+
+
+def plain_spec(
+    config: HFConfig, *, default_theta: float = 10000.0, default_eps: float = 1e-6, **rest: Any
+) -> ModelSpec:
+    """rest: fields of ModelSpec that the family has otherwise. Raises CheckpointError naming the key."""
+    fields: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "norm_eps": float(config.raw.get("rms_norm_eps", default_eps)),
+        "tied": config.tie_word_embeddings,
+    }
+    if "rope" not in rest:
+        fields["rope"] = rope_from_hf(config.raw, default_theta)
+    return ModelSpec(**fields | rest)
+
+
+def require(config: HFConfig, model: str, key: str, only: Any) -> None:
+    """CheckpointError when config.json gives `key` another value than the only one that is served."""
+    value = config.raw.get(key)
+    if value is not None and value != only:
+        raise CheckpointError(f"config.json: {key} {value!r} is not supported for {model}; supported: {only}")
+
+
+def number(config: HFConfig, key: str, default: float, least: float = 0.0) -> float:
+    """A number above `least`, or the default where it is missing or null."""
+    value = config.raw.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < float("inf"):
+        raise CheckpointError(f"config.json: {key} must be a number above {least:g}, not {value!r:.80}")
+    return float(value)
+
+
+def sliding(config: HFConfig, default: list[str]) -> list[bool]:
+    """Which layers have a window: layer_types of config.json, or the family's default where it is missing."""
+    kinds = config.raw.get("layer_types")
+    kinds = default if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers or not set(kinds) <= set(_MASKS):
+        raise CheckpointError(
+            f"config.json: layer_types must name {' or '.join(_MASKS)} for each of {config.num_hidden_layers} layers"
+        )
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+def every_nth_full(config: HFConfig, nth: int) -> list[str]:
+    """layer_types where the nth, 2nth, … layer sees everything and the others a window."""
+    return [_MASKS[bool((index + 1) % nth)] for index in range(config.num_hidden_layers)]
+
+
+def windows(window: int, layers: list[bool], softcap: float = 0.0) -> tuple[AttentionPattern, ...]:
+    """The patterns of layers that have the window or see everything; empty when there is nothing to say."""
+    patterns = tuple(AttentionPattern(window if has else 0, softcap) for has in layers)
+    return patterns if set(patterns) != {AttentionPattern()} else ()
+
+
+def hf_weights(spec: ModelSpec) -> Iterator[WeightSource]:
+    """Tensor names of transformers' checkpoints, in the layout that the spec says."""
+    yield WeightSource("model.embed_tokens.weight", "embed")
+    yield WeightSource("model.norm.weight", "norm")
+    if not spec.tied:
+        yield WeightSource("lm_head.weight", "head")
+    norms = _NORMS[spec.pre_norms, spec.post_norms] | (_QK_NORMS if spec.qk_norm else {})
+    biased = {"attention.qkv": spec.qkv_bias, "attention.out": spec.out_bias}
+    for index in range(spec.num_layers):
+        theirs, ours = f"model.layers.{index}.", f"layers.{index}."
+        for name, module in norms.items():
+            yield WeightSource(f"{theirs}{name}.weight", ours + module)
+        for name, module, parts in (*(_FUSED if spec.fused else _SPLIT), *_ROWS):
+            for part in parts:
+                yield WeightSource(f"{theirs}{name}.weight", ours + module, "weight", part)
+                if biased.get(module, spec.mlp_bias):
+                    yield WeightSource(f"{theirs}{name}.bias", ours + module, "bias", part)
+
+
+def hf_ignored(name: str, spec: ModelSpec) -> bool:
+    return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == "lm_head.weight")
