@@ -4,6 +4,7 @@ from drills import kills, losses, network, pressure
 from drills.drill import Drill
 
 NO_GROUP_GAP = 45.0  # seconds for which streams wait where no group is ready
+FULL_GAP = 30.0  # where every group is full and those that were preempted wait their turn
 
 DRILLS = [
     Drill(act=kills.kill_rank, hits=1),
@@ -25,7 +26,7 @@ DRILLS = [
     Drill(act=network.reset_line, setting=network.namespace),
     Drill(act=network.slow_link, setting=network.namespace),
     Drill(act=network.late_line, setting=network.namespace),
-    Drill(act=pressure.exhaust_kv, setting=pressure.few_blocks, streams=12, queues=True, hits=1),
+    Drill(act=pressure.exhaust_kv, setting=pressure.few_blocks, streams=12, queues=True, hits=1, longest_gap=FULL_GAP),
     Drill(act=pressure.flood_queue, setting=pressure.short_queue, queues=True),
     Drill(act=pressure.fill_disk, setting=pressure.small_disk, hits=1),
     Drill(act=pressure.jump_clock, setting=pressure.odd_clock),

@@ -35,7 +35,7 @@ class Drill:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Of one run of one drill. failure: why it failed beside lost, changed and gap; "" = it did not."""
+    """Of one run of one drill. failure: what did not come as it must; "" = nothing."""
 
     name: str
     requests: int
@@ -50,14 +50,23 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return not (self.lost or self.changed or self.failure or self.gap > self.longest_gap)
+        return not self.why
+
+    @property
+    def why(self) -> str:
+        """Why it failed; "" = it did not."""
+        counts = ((self.lost, f"{self.lost} lost"), (self.changed, f"{self.changed} changed"))
+        reasons = [self.failure, *(text for count, text in counts if count)]
+        if self.gap > self.longest_gap:
+            reasons.append(f"a pause of {self.gap:.1f} s, at most {self.longest_gap:g}")
+        return "; ".join(reason for reason in reasons if reason)
 
     def line(self) -> str:
         text = (
             f"{self.name:22} {self.requests:4d} requests, {self.lost} lost, {self.changed} changed, "
             f"longest pause {self.gap:.2f} s, whole again after {self.recovery:.1f} s"
         )
-        return text if self.passed else f"{text}: FAILED {self.failure}"
+        return text if self.passed else f"{text}: FAILED: {self.why}"
 
 
 def report_of(results: list[Result], skipped: Mapping[str, str]) -> dict[str, Any]:
@@ -75,8 +84,10 @@ def report_of(results: list[Result], skipped: Mapping[str, str]) -> dict[str, An
         row["failed"] += not result.passed
         row["gap_s"] = round(max(row["gap_s"], result.gap), 2)
         row["recovery_s"] = round(max(row["recovery_s"], result.recovery), 1)
-        if result.verdict or result.failure:
-            verdicts[result.name] = f"FAILED: {result.failure}" if result.failure else result.verdict
+        if result.why:
+            verdicts[result.name] = f"FAILED: {result.why}"
+        elif result.verdict and not verdicts.get(result.name, "").startswith("FAILED"):
+            verdicts[result.name] = result.verdict
     usual = [result.gap for result in results if result.longest_gap == LONGEST_GAP]
     return {
         "drills": len(results),

@@ -79,4 +79,10 @@ def test_the_report_sums_up() -> None:
     assert report["by_drill"]["x"] == {
         "drills": 2, "requests": 20, "lost": 1, "changed": 0, "failed": 1, "gap_s": 2.0, "recovery_s": 3.0,
     }  # fmt: skip
-    assert report["verdicts"] == {"y": "fine", "w": "FAILED: not whole", "v": "SKIPPED: needs tc"}
+    assert report["verdicts"] == {
+        "x": "FAILED: 1 lost",
+        "y": "fine",
+        "z": "FAILED: a pause of 11.0 s, at most 10",
+        "w": "FAILED: not whole",
+        "v": "SKIPPED: needs tc",
+    }
