@@ -23,11 +23,6 @@ class GroupMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         links = self._groups()
-        yield GaugeMetricFamily(
-            "nori_router_lost",
-            "1 while this gateway places requests without the router.",
-            value=float(self._router.degraded),
-        )
         yield from self._queue()
         yield from self._losses()
         up = GaugeMetricFamily("nori_group_up", "1 when the group takes requests.", labels=[*LABELS, "state", "link"])
@@ -87,6 +82,7 @@ class GroupMetrics(Collector):
         """The router as this gateway last heard of it; drain rate is left out while it is not known."""
         router, queue = self._router, self._router.queue
         for name, text, value in (
+            ("nori_router_lost", "1 while this gateway places requests without the router.", float(router.degraded)),
             ("nori_router_connected", "1 while the line to the router is open.", float(router.connected)),
             ("nori_num_requests_waiting", "Requests of all gateways that wait for a group.", queue.waiting),
             ("nori_gateway_requests_waiting", "Requests of this gateway that wait for a group.", router.waiting),

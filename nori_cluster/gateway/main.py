@@ -15,6 +15,7 @@ import uvloop
 
 from nori_cluster.config import GatewayConfig, existing_folder
 from nori_cluster.errors import ConfigError, Draining, NoriError
+from nori_cluster.frontend.gate import GateLimits
 from nori_cluster.frontend.service import RETRY_DRAINING, Limits, ServedModel, Service
 from nori_cluster.frontend.template import ChatTemplate
 from nori_cluster.frontend.tokenizer import Tokenizer
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     configure_logging("gateway")
     raise_file_limit()
+    for number in (signal.SIGTERM, signal.SIGINT):  # before the loop has its own: nothing runs that could be lost
+        signal.signal(number, leave)
     try:
         # A config on stdin keeps the API key out of the process list.
         config = read_config(sys.stdin.readline() if options.config == "-" else options.config)
@@ -44,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"nori gateway: {error}\n")
         return 1
     return 0
+
+
+def leave(number: int, frame: object) -> None:
+    raise SystemExit(0)
 
 
 def raise_file_limit() -> None:
@@ -84,7 +91,8 @@ async def run(config: GatewayConfig) -> None:
         max_stop_strings=config.max_stop_strings, max_logprobs=config.max_logprobs, max_prompts=config.max_prompts
     )
     backend = ClusterBackend(config.router, config.gateway_id)
-    service = Service(backend, load_models(config), limits)
+    gate = GateLimits(calls=config.max_requests, held_bytes=config.max_held_bytes)
+    service = Service(backend, load_models(config), limits, gate=gate)
     groups = GroupMetrics(backend.groups, backend.router, backend.counts)
     http = HttpServer(build_app(service, config), http_socket)
     metrics = HttpServer(metrics_app([service.metrics, groups]), metrics_socket)

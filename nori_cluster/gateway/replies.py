@@ -106,7 +106,7 @@ def _prompt_logprobs(generation: Generation, prompt: int, show: Shown, count: in
 
 
 def _frame(id_: str, kind: str, generation: Generation, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
+    reply = {
         "id": id_,
         "object": kind,
         "created": generation.created,
@@ -114,3 +114,6 @@ def _frame(id_: str, kind: str, generation: Generation, choices: list[dict[str, 
         "choices": choices,
         "usage": usage_object(generation.usage),
     }
+    if weights := generation.weights_ids:
+        reply["system_fingerprint"] = ",".join(weights)
+    return reply

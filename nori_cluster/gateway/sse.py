@@ -54,24 +54,29 @@ class StreamWriter:
         self._frame = b"data: " + _encode(frame)[:-1]
         self._tail = b',"usage":null}\n\n' if mode.usage else b"}\n\n"
         self._running = mode.usage_everywhere
-        self._told: set[int] = set()  # candidates whose first chunk was written
-        self._heads = [self._frame + b',"choices":[{"index":%d,' % index for index in range(generation.candidates)]
+        self._heads: dict[int, bytes] = {}  # of candidates whose first chunk was written
         self._plain = b',"logprobs":null,"finish_reason":null}]' + self._tail
 
     def events(self, deltas: Sequence[Delta]) -> bytes:
         """The events of one take."""
         parts: list[bytes] = []
         for delta in deltas:
-            head = self._heads[delta.index]
-            first = delta.index not in self._told
+            first = delta.index not in self._heads
             if first:
-                self._told.add(delta.index)
-                self.begin(head, delta, parts)
+                self._heads[delta.index] = self._head(delta.index)
+                self.begin(self._heads[delta.index], delta, parts)
+            head = self._heads[delta.index]
             if delta.finish_reason is None and delta.logprobs is None and not self._token_ids and not self._running:
                 parts += (head, self.text_key, _encode(delta.text), self.text_end, self._plain)
             else:
                 self._write(head, delta, first, parts)
         return b"".join(parts)
+
+    def _head(self, index: int) -> bytes:
+        """What every chunk of a candidate begins with."""
+        weights = self._generation.weights_id(index)
+        told = b',"system_fingerprint":' + _encode(weights) if weights else b""
+        return self._frame + told + b',"choices":[{"index":%d,' % index
 
     def end(self) -> bytes:
         """The usage chunk when asked for, and [DONE]."""

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -138,3 +139,34 @@ def test_the_file_limit_is_raised_and_never_lowered() -> None:
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, preexec_fn=limit
         )
         assert done.stdout.split() == [str(after), str(hard)]
+
+
+def test_f46_a_signal_while_it_starts_ends_it_with_0() -> None:
+    code = "import nori_cluster.gateway.main as m; print(flush=True); m.main(['--config', '-'])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.3)  # it waits for its config now
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=2)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("plane", ["grpc", "metrics"])
+def test_f42_a_busy_port_ends_the_start_with_a_line_that_names_it(start: Any, plane: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start(ports=Ports(**{"http": 0, "grpc": 0, "metrics": 0, plane: port}))
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith(f"nori gateway: cannot listen on 127.0.0.1:{port} for ")
+    assert "Traceback" not in errors
+
+
+def test_f42_gateways_started_at_one_moment_get_ports_of_their_own(start: Any) -> None:
+    events = [listening(process) for process in [start() for _ in range(4)]]
+    ports = [event[plane] for event in events for plane in ("http", "grpc", "metrics")]
+    assert len(set(ports)) == len(ports)

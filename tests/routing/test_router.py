@@ -341,6 +341,7 @@ class Walk:
         self.placed: dict[tuple[str, int], str] = {}
         self.alive: dict[str, tuple[int, GroupState]] = {}
         self.draining: set[str] = set()
+        self.silent: set[str] = set()
         self.unreachable: dict[str, frozenset[str]] = {}
         self.asks = 0
         self.asked: dict[tuple[str, int], int] = {}  # in which order
@@ -348,7 +349,7 @@ class Walk:
     def run(self, steps: int) -> None:
         events: list[Callable[[], None]] = [
             self.place, self.place, self.place, self.finish, self.finish, self.cancel, self.register,
-            self.report, self.lose, self.drain, self.reach, self.pass_time, self.hello,
+            self.report, self.silence, self.lose, self.drain, self.reach, self.pass_time, self.hello,
         ]  # fmt: skip
         for name in "abc":
             self.register(name)
@@ -395,6 +396,7 @@ class Walk:
             self.placed = {key: where for key, where in self.placed.items() if where != name}
             self.draining.discard(name)
         self.alive[name] = (incarnation, READY)
+        self.silent.discard(name)
         self.router.register(group(name, incarnation=incarnation), READY, IDLE, self.now)
 
     def report(self) -> None:
@@ -404,10 +406,18 @@ class Walk:
             return
         state = self.rng.choice([READY, READY, GroupState.BUSY, GroupState.STALLED])
         self.alive[name] = (incarnation, state)
+        self.silent.discard(name)
         waiting = self.rng.choice([0, 0, 0, 2])
         report = GroupReport(waiting_sequences=waiting, waiting_tokens=60 * waiting)
         assert self.router.report(name, incarnation, state, report, self.now)
         assert not self.router.report(name, incarnation + 7, READY, report, self.now)
+
+    def silence(self) -> None:
+        name = self.rng.choice(sorted(self.alive))
+        if self.rng.random() < 0.3:
+            self.router.silence(name, self.alive[name][0] + 7, self.now)  # of another life: changes nothing
+            self.router.silence(name, self.alive[name][0], self.now)
+            self.silent.add(name)
 
     def lose(self) -> None:
         name = self.rng.choice(sorted(self.alive))
@@ -451,6 +461,7 @@ class Walk:
             name = decision.group_id
             assert self.alive[name][1] in PLACEABLE, "placed on a group that is not ready"
             assert name not in self.draining, "placed on a draining group"
+            assert name not in self.silent, "placed on a group that is overdue with its report"
             assert name not in self.unreachable.get(gateway, ()), "placed where the gateway cannot go"
             assert place.prompt_tokens < 1000, "placed where it can never fit"
             assert self.deadlines.get(key, self.now + 1) > self.now, "placed after its deadline"
