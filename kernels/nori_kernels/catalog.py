@@ -15,7 +15,7 @@ from nori_kernels import (
     philox,
     sampling,
 )
-from nori_kernels.quant import dynamic, scaled
+from nori_kernels.quant import dynamic, scaled, weight_only
 from nori_kernels.variant import Variant
 
 MODULES = (
@@ -31,6 +31,7 @@ MODULES = (
     sampling,
     dynamic,
     scaled,
+    weight_only,
 )  # a new kernel file: one import and one word here
 VARIANTS: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
 
