@@ -8,5 +8,6 @@ ATTENTION = Registry(
         "cpu_invariant": "nori_cluster.attention.cpu_invariant:CpuInvariantAttention",
         "cpu_paged": "nori_cluster.attention.cpu_paged:CpuPagedAttention",
         "reference": "nori_cluster.attention.reference:ReferenceAttention",
+        "triton_paged": "nori_cluster.attention.triton_paged:TritonPagedAttention",
     },
 )

@@ -160,7 +160,8 @@ def placed(name: str, whole: Rows, prefix: int, new: int, beside: list[tuple[int
     return out[first : first + new]
 
 
-@pytest.mark.parametrize("name", sorted(ATTENTION))
+# The kernels claim no invariance, and 600 tokens in the interpreter take minutes.
+@pytest.mark.parametrize("name", sorted(set(ATTENTION) - {"triton_paged"}))
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (8, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_batch_invariant_backends_give_a_token_its_own_bits(
