@@ -16,7 +16,7 @@ Act = Callable[[Stage, Load], Awaitable[str]]  # returns what was seen beside th
 class Drill:
     """act runs under load. setting: makes its cluster's kind, and may raise Missing.
 
-    longest_gap: seconds that a stream may pause. queues: requests wait before they are accepted, which is no pause.
+    longest_gap: seconds that a stream may pause. queues: requests wait for their first token, which is no pause.
     hits: incarnations of groups it costs (a group that is lost again and again starts later each time, by design).
     """
 

@@ -41,7 +41,7 @@ def body_of(kind: int, tokens: int) -> dict[str, Any]:
 
 @dataclass
 class Outcome:
-    """What one request said, by candidate. waited: seconds to the HTTP status. gap: longest pause after."""
+    """What one request said, by candidate. waited: seconds to the first event or a refusal. gap: longest pause then."""
 
     kind: int
     gateway: str = ""
@@ -65,12 +65,12 @@ class Outcome:
 
 async def ask(client: httpx.AsyncClient, kind: int, tokens: int, gateway: str = "") -> Outcome:
     out = Outcome(kind, gateway)
-    last = time.monotonic()
+    begin = time.monotonic()
+    last = 0.0
     try:
         async with client.stream("POST", "/v1/completions", json=body_of(kind, tokens)) as reply:
             out.status = reply.status_code
-            now = time.monotonic()
-            out.waited, last = now - last, now
+            out.waited = time.monotonic() - begin
             if not out.accepted:
                 after = reply.headers.get("retry-after")
                 out.error = f"{out.status}, retry after {after}: {(await reply.aread())[:200]!r}"
@@ -82,11 +82,15 @@ async def ask(client: httpx.AsyncClient, kind: int, tokens: int, gateway: str = 
                     out.done = True
                 elif line.startswith("data: "):
                     now = time.monotonic()
-                    out.gap, last = max(out.gap, now - last), now
+                    if last:
+                        out.gap = max(out.gap, now - last)
+                    else:
+                        out.waited = now - begin
+                    last = now
                     _take_in(out, json.loads(line[6:]))
     except httpx.HTTPError as error:
         out.error = repr(error)
-        out.gap = max(out.gap, time.monotonic() - last)
+        out.gap = max(out.gap, time.monotonic() - (last or begin))
     return out
 
 
@@ -200,6 +204,6 @@ class Load:
         return says(outcome, self._expected[outcome.kind], self.tokens)
 
     def longest_gap(self, queues: bool) -> float:
-        """Of the requests that count. queues: the time before the status is waiting in a queue, no pause."""
+        """Of the requests that count. queues: the time before the first token is waiting in a queue, no pause."""
         counted = [o for o in self.outcomes if o.gateway not in self._left]
         return max((o.gap if queues else max(o.gap, o.waited) for o in counted), default=0.0)
