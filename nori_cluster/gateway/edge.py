@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, MutableMapping
 from time import monotonic
@@ -116,7 +117,7 @@ def error_response(error: NoriError) -> tuple[int, Headers, bytes]:
     """Status, headers and body of an error reply."""
     headers: Headers = [(b"content-type", b"application/json")]
     if error.retry_after is not None:
-        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
         headers.append((b"retry-after-ms", b"%d" % (error.retry_after * 1000)))
     if isinstance(error, Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))

@@ -500,12 +500,22 @@ def leak_on_finish(patch: pytest.MonkeyPatch) -> None:
 
 
 def draining_is_chosen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GroupEntry, "placeable", property(lambda self: self.reported_state in PLACEABLE))
+    patch.setattr(GroupEntry, "placeable", property(lambda self: self.reported_state in PLACEABLE and not self.silent))
+
+
+def silent_is_chosen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        GroupEntry, "placeable", property(lambda self: self.reported_state in PLACEABLE and not self.draining)
+    )
 
 
 def dead_is_chosen(patch: pytest.MonkeyPatch) -> None:
     alive = PLACEABLE | {GroupState.DEAD}
-    patch.setattr(GroupEntry, "placeable", property(lambda self: self.reported_state in alive and not self.draining))
+    patch.setattr(
+        GroupEntry,
+        "placeable",
+        property(lambda self: self.reported_state in alive and not self.draining and not self.silent),
+    )
 
 
 def cancel_forgets_a_placed_one(patch: pytest.MonkeyPatch) -> None:
@@ -553,7 +563,7 @@ def reserved_in_two_groups(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "bug",
     [
-        leak_on_finish, draining_is_chosen, dead_is_chosen, cancel_forgets_a_placed_one, lost_wake_up,
+        leak_on_finish, draining_is_chosen, silent_is_chosen, dead_is_chosen, cancel_forgets_a_placed_one, lost_wake_up,
         reborn_group_keeps_reservations, expired_stays_in_the_queue, last_in_first_out, reserved_in_two_groups,
     ],
 )  # fmt: skip
