@@ -46,6 +46,9 @@ def read_config(folder: Path) -> CheckpointConfig:
             f"{folder}: no {CONFIG}; a model folder needs config.json, tokenizer.json and safetensors"
         )
     keys = _Keys(folder / CONFIG, raw)
+    if "num_attention_heads" not in raw and "text_config" in raw:
+        name = keys.architecture()
+        keys.refuse("architectures", f"{name} is a model of text and more (text_config); only text models are served")
     heads = keys.count("num_attention_heads")
     kv_heads = keys.count("num_key_value_heads", heads)
     hidden = keys.count("hidden_size")

@@ -98,3 +98,10 @@ def test_broken_json(tmp_path: Path, text: str) -> None:
 def test_no_config(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         read_config(tmp_path)
+
+
+def test_a_multimodal_config_is_refused_as_such(tmp_path: Path) -> None:
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"num_attention_heads": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"architectures: LlavaForConditionalGeneration is a model of text and"):
+        read_config(tmp_path)

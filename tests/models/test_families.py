@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.families import FAMILIES, VOCAB, WINDOW, make_tiny, reference
+from fakes.mixing import Mixer, Row, differences
 from fakes.stepping import GREEDY, Driver, group_config, load_worker, rank_logits, sequence_logits
 from fakes.threaded import on_ranks
 
@@ -81,6 +82,28 @@ def test_greedy_tokens_are_the_reference_librarys(checkpoints: Checkpoints, name
     chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     assert len(tokens) == 64
     assert (logits.max(dim=1).values - chosen).max() < NEAR_TIE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cached_prefix_gives_what_a_cold_one_does(checkpoints: Checkpoints, name: str) -> None:
+    """Hits inside and beyond the window, with other rows beside."""
+    worker = load_worker(group_config(checkpoints.folder(name), num_blocks=400))
+    mixer = Mixer(worker)
+    size, expected = worker.cache.block_size, checkpoints.logits(name)
+    owner = Row(TOKENS)
+    mixer.sequence(TOKENS, (LENGTH,), 0, owner)
+    for blocks in (1, 3, (LENGTH - 1) // size):
+        hit = Row(TOKENS, owner.blocks[:blocks], blocks * size)
+        first = min(LENGTH - blocks * size - 1, 5)
+        found = mixer.sequence(TOKENS, (first, LENGTH - blocks * size - first), 3, hit)
+        logits = torch.cat([part for part in found if part is not None])
+        assert relative_error(logits, expected[blocks * size :]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "granite", "smollm3"])
+def test_batch_invariant_mode_keeps_bits(checkpoints: Checkpoints, name: str) -> None:
+    config = group_config(checkpoints.folder(name), num_blocks=400, batch_invariant=True)
+    assert not any(differences(load_worker(config), every=40, singles=20).values())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
