@@ -11,6 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nori_cluster.errors import EngineFailure, NoriError
 
+ROUTER = "router-"  # how the names of routers' actors begin
 DIED = "the process died"  # how `expected` begins where only Ray saw the end
 
 
@@ -29,12 +30,12 @@ def named_actor(name: str) -> Any:
 
 
 def end_strays(keep: Collection[str]) -> list[str]:
-    """End groups that no controller watches: detached actors "GROUP#INCARNATION/…" and placement groups
-    "GROUP#INCARNATION" but those in `keep`. Returns the incarnations that were ended."""
+    """End what no controller watches: routers and groups (detached actors "GROUP#INCARNATION/…", placement groups
+    "GROUP#INCARNATION") but those in `keep`. Returns their names."""
     ended = set()
     for name in ray.util.list_named_actors():
         incarnation = name.partition("/")[0]
-        if "#" in incarnation and incarnation not in keep:
+        if ("#" in incarnation or name.startswith(ROUTER)) and incarnation not in keep:
             with contextlib.suppress(ValueError):  # gone meanwhile
                 ray.kill(ray.get_actor(name), no_restart=True)
             ended.add(incarnation)

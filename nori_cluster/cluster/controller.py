@@ -65,7 +65,10 @@ class Controller:
         self.groups: dict[str, WorkerGroup] = {}
         self.models: dict[str, ModelConfig] = {}  # what each group shall serve, restarted or not; see wanted_model
         self._make_group = make_group
-        self._router = RouterKeeper(partial(make_router, config.router), config.internal_host, config.ports.router)
+        self._admin_port = config.ports.admin
+        self._router = RouterKeeper(
+            partial(make_router, config.router), config.internal_host, config.ports.router, on_start=self._save
+        )
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of each group's newest incarnation
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -94,8 +97,8 @@ class Controller:
             await self._router.start()
         else:
             await self._take_over(saved)
-        port = self.config.ports.admin if saved is None else saved.admin_port
-        self._admin = await admin.serve(ControllerAdmin(self), self.config.internal_host, port)
+        self._admin = await admin.serve(ControllerAdmin(self), self.config.internal_host, self._admin_port)
+        self._admin_port = self._admin.port
         self._save()
         self._loops = [
             background(self._keep_groups(), "keeping the groups"),
@@ -108,16 +111,14 @@ class Controller:
         ended and starts anew."""
         self._restore(saved)
         made = {running.name: self._make(running.name) for running in saved.running}
-        whole, *_ = await asyncio.gather(
-            asyncio.gather(*(made[running.name].adopt(running) for running in saved.running)),
-            self._router.adopt(saved.router, saved.router_port),
-        )
+        whole = await asyncio.gather(*(made[running.name].adopt(running) for running in saved.running))
         adopted = {running.name for running, well in zip(saved.running, whole, strict=True) if well}
         lost = [made[name] for name in made.keys() - adopted]
         for group in lost:
             group.kill()
         keep = {f"{name}#{self.records[name].incarnation}" for name in adopted}
-        self._end_strays(keep)
+        self._end_strays({*keep, saved.router})
+        await self._router.adopt(saved.router, saved.router_port)
         await asyncio.gather(*(group.gone(GONE_SECONDS) for group in lost))
         self.groups = {name: made[name] for name in adopted}
         self._draining &= adopted
@@ -141,6 +142,7 @@ class Controller:
         self._drained = set(saved.drained)
         self._draining = set(saved.draining)
         self._takeovers = saved.takeovers + 1
+        self._admin_port = saved.admin_port
         self._router.restarts = saved.router_restarts
         for name in self._names:
             self.records.setdefault(name, GroupRecord(name=name))
@@ -169,13 +171,16 @@ class Controller:
             router=self._router.name,
             router_port=self._router.port,
             router_restarts=self._router.restarts,
-            admin_port=self.config.ports.admin if self._admin is None else self._admin.port,
+            admin_port=self._admin_port,
             takeovers=self._takeovers,
             records=tuple(self.records.values()),
             running=tuple(group.running() for group in ready),
             events=tuple(self.events.past(0)[-state.REMEMBERED_EVENTS :]),
         )
-        state.save(self._state_file, saved)
+        try:
+            state.save(self._state_file, saved)
+        except OSError as error:  # the cluster goes on; another controller would start from what was saved last
+            log.error("the state for another controller cannot be saved: %s", error)
 
     async def _keep_groups(self) -> None:
         while True:
@@ -429,6 +434,7 @@ class Controller:
         await Reload(self, model, policy, grace=grace).run(list(self._names), max_unavailable, on_progress)
         group = msgspec.structs.replace(self.config.group, model=model)
         self.config = msgspec.structs.replace(self.config, group=group)
+        self._save()
 
     # -- scale ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError
 
-from nori_cluster.cluster.actors import expected, named_actor, pinned_to_this_node
+from nori_cluster.cluster.actors import ROUTER, expected, named_actor, pinned_to_this_node
 from nori_cluster.cluster.router_actor import RouterActor
 from nori_cluster.config import RouterConfig
 from nori_cluster.errors import EngineFailure, NoriError
@@ -50,7 +50,7 @@ class RouterProcess:
     """
 
     def __init__(self, config: RouterConfig, name: str = "") -> None:
-        self.name = name or f"router-{uuid.uuid4().hex[:8]}"
+        self.name = name or f"{ROUTER}{uuid.uuid4().hex[:8]}"
         if name:
             self._actor: Any = named_actor(name)
         else:
@@ -85,13 +85,22 @@ async def _answer(reference: Any) -> Any:
 
 
 class RouterKeeper:
-    """start or adopt, then keep for as long as the cluster lives. spawn: a RouterHandle of that name, "" a new one."""
+    """start or adopt, then keep for as long as the cluster lives. spawn: a RouterHandle of that name, "" a new one.
+    on_start: another one serves."""
 
-    def __init__(self, spawn: Callable[[str], RouterHandle], host: str, port: int) -> None:
+    def __init__(
+        self,
+        spawn: Callable[[str], RouterHandle],
+        host: str,
+        port: int,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_start = on_start
         self._spawn = spawn
         self._host = host
         self._port = port
         self.restarts = 0
+        self._served = False  # whether a router of this cluster ever did
         self._router: RouterHandle | None = None
 
     @property
@@ -110,7 +119,7 @@ class RouterKeeper:
 
     async def adopt(self, name: str, port: int) -> None:
         """Take over a router that runs, with its streams; start another on its port when it does not answer."""
-        self._port = port
+        self._port, self._served = port, True
         try:
             self._router = self._spawn(name)
             async with asyncio.timeout(ADOPT_SECONDS):
@@ -119,7 +128,6 @@ class RouterKeeper:
             log.error("the router is lost too: %s", str(error) or "it does not answer")
             self.kill()
             await self.start()
-            self.restarts += 1
 
     async def start(self) -> None:
         """NoriError when it cannot be started."""
@@ -134,6 +142,9 @@ class RouterKeeper:
             router.kill()
             raise
         self._router = router
+        self.restarts += self._served
+        self._served = True
+        self._on_start()
 
     async def keep(self) -> None:
         """Until cancelled: replace a router that is lost, as often as it takes."""
@@ -147,7 +158,6 @@ class RouterKeeper:
                 self.kill()
                 try:
                     await self.start()
-                    self.restarts += 1
                 except NoriError as failure:
                     log.error("no router: %s", failure)
 

@@ -8,7 +8,7 @@ import pytest
 from fakes.cluster import until
 from fakes.pool import World, controller, lost_controller, ready
 
-from nori_cluster.cluster import reconcile, rolling
+from nori_cluster.cluster import reconcile, rolling, router_keeper
 from nori_cluster.cluster import state as state_module
 from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.reconcile import Deaths, GroupRecord, Phase, to_start
@@ -41,7 +41,7 @@ async def test_whole_groups_and_the_router_are_adopted_as_they_run(file: Path) -
         assert second._admin.port == port
         assert world.journal == before, "nothing was ended, drained or told"
         assert len(world.routers) == 1
-        assert world.kept == [{"m-0#1", "m-1#1", "m-2#1"}]
+        assert world.kept == [{"m-0#1", "m-1#1", "m-2#1", "router-0"}]
         assert second.desired == 3
         assert second.restarts == (1, 0)
         news = second.events.past(last)
@@ -62,7 +62,7 @@ async def test_what_is_not_whole_is_ended_and_replaced(file: Path) -> None:
     world.broken = {"m-1"}
     async with controller(world, state_file=file) as second:
         assert world.journal[-1] == "kill m-1"
-        assert world.kept == [{"m-0#1"}]
+        assert world.kept == [{"m-0#1", "router-0"}]
         assert [record.incarnation for record in second.records.values()] == [1, 2]
         assert second.records["m-1"].last_failure == "it was not whole when another controller took over"
         assert [e.group for e in second.events.past(0) if e.kind == "lost"] == ["m-1"]
@@ -79,6 +79,28 @@ async def test_a_router_lost_together_with_the_controller_is_replaced_on_its_por
         assert second.restarts == (1, 1)
 
 
+async def test_a_router_that_was_replaced_before_is_the_one_that_is_adopted(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_keeper, "CHECK_SECONDS", 0.01)
+    world = World()
+    async with lost_controller(world, file) as first:
+        world.routers[0].dead = True
+        await until(lambda: first._router.name == "router-1")
+    async with controller(world, state_file=file) as second:
+        assert second._router.name == "router-1"
+        assert len(world.routers) == 2
+        assert second.restarts == (1, 1)
+
+
+async def test_a_full_disk_ends_no_controller(file: Path) -> None:
+    world = World()
+    async with controller(world, state_file=file / "no folder" / "state.json") as made:
+        world.newest("m-0").die()
+        await until(lambda: world.newest("m-0").incarnation == 2)
+        await until(ready(made, 2))
+
+
 async def test_groups_that_were_starting_start_anew_with_another_incarnation(file: Path) -> None:
     world = World()
     async with lost_controller(world, file) as first:
@@ -91,7 +113,7 @@ async def test_groups_that_were_starting_start_anew_with_another_incarnation(fil
         await until(ready(second, 3))
         assert second.records["m-2"].incarnation == 2
         assert second.records["m-2"].lost == 0, "it was cut off with its controller"
-        assert world.kept == [{"m-0#1", "m-1#1"}]
+        assert world.kept == [{"m-0#1", "m-1#1", "router-0"}]
 
 
 async def test_a_drain_by_hand_stays_and_one_of_an_operation_is_undone(file: Path) -> None:

@@ -118,7 +118,7 @@ class FakeGroup:
         if errors := self.world.reloads.get(self.name):
             error = errors.pop(0)
             if isinstance(error, EngineFailure):
-                self.die(error.message)
+                self.lost.set_result(error.message)
             raise error
         self.model = model
 
@@ -189,9 +189,11 @@ async def lost_controller(world: World, state_file: Path, *, replicas: int = 2) 
         made._state_file = None  # what is left of it in this process says nothing any more
         for loop in made._loops:
             loop.cancel()
-        tasks, made._tasks, made.groups = list(made._tasks.values()), {}, {}
+        tasks, groups = list(made._tasks.values()), made.groups
+        made._tasks, made.groups = {}, {}
         ORPHANS.extend(tasks)
         made._router._router = None
+    made.groups = groups
 
 
 ORPHANS: list[asyncio.Task[None]] = []  # they wait for fake groups whose processes others hold now
