@@ -97,8 +97,9 @@ class Reload:
     ) -> None:
         """NoriError of the first group that failed, with the version that each one has now."""
         new = existing_folder(self._model.path)
-        await asyncio.to_thread(check_folder, Path(self._pool.wanted_model(names[0]).path), new)
         due = [name for name in names if self._pool.wanted_model(name) != self._model]
+        for old in {self._pool.models[name].path for name in due}:
+            await asyncio.to_thread(check_folder, Path(old), new)
         try:
             await self._pool.roll(due, self._act, max_unavailable, grace=0.0, hand_over=False, on_progress=on_progress)
         except EngineFailure as error:

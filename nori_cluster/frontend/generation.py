@@ -67,6 +67,7 @@ class Generation:
         self.time_to_first_token: float | None = None
         self._metrics = metrics
         self.prompt_logprobs: dict[int, Sequence[TokenLogprob]] = {}
+        self._weights: dict[int, str] = {}  # prompt number → weights_id that speaks
         self._wants_prompt_logprobs = sampling.prompt_logprobs is not None
         self._every_token = every_token or sampling.logprobs is not None
         self._on_end = on_end
@@ -145,6 +146,15 @@ class Generation:
         """Prompts times n."""
         return len(self._candidates)
 
+    def weights_id(self, candidate: int) -> str:
+        """Of the weights that speak: known from the candidate's first Delta on where the backend tells, else empty."""
+        return self._weights.get(candidate // self.n, "")
+
+    @property
+    def weights_ids(self) -> list[str]:
+        """Of all prompts, sorted: requests of one call may have begun on either side of a reload."""
+        return sorted(set(self._weights.values()))
+
     @property
     def usage(self) -> Usage:
         """Counts of what was taken so far; final after the last Delta."""
@@ -176,6 +186,8 @@ class Generation:
             self.queue_time = start.queue_time
             self._metrics.queue_time.observe(start.queue_time)
         prompt, number = divmod(candidate.index, self.n)
+        if start.weights_id:
+            self._weights[prompt] = start.weights_id
         if number == 0:  # siblings share the prompt, which usage counts once
             self._cached_tokens += start.cached_tokens
             if self._wants_prompt_logprobs:

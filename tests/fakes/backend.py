@@ -30,6 +30,7 @@ class Script(msgspec.Struct, kw_only=True):
     start_after: float = 0.0
     logprob: float = -0.5
     drafts: tuple[int, int] = (0, 0)
+    weights_id: str = ""
 
 
 class _Sequence:
@@ -60,7 +61,7 @@ class _Sequence:
             if script.start_after:
                 await asyncio.sleep(script.start_after)
             prompt = self.logprobs(self.request.prompt_token_ids[1:], sampling.prompt_logprobs)
-            self.sink.started(Started(script.cached_tokens, 0.001, None if self.number else prompt))
+            self.sink.started(Started(script.cached_tokens, 0.001, None if self.number else prompt, script.weights_id))
             assert sampling.max_tokens is not None
             source = iter(islice(script.tokens, sampling.max_tokens))
             sent = 0

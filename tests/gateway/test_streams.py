@@ -257,3 +257,13 @@ async def test_an_event_is_one_line_for_every_client(endpoint: str) -> None:
     lines = [line for line in reply.text.splitlines() if line]
     assert all(line.startswith("data: ") for line in lines)
     assert text_by_index(events(reply))[0] == text
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_the_fingerprint_names_the_weights_that_spoke(endpoint: str) -> None:
+    gateway = FakeGateway(Script(tokens=[*[HELLO] * 3, EOS], weights_id="ab12@2"))
+    post = getattr(gateway, endpoint)
+    assert (await post(max_tokens=4)).json()["system_fingerprint"] == "ab12@2"
+    chunks = [chunk for chunk in events(await post(n=2, max_tokens=4, stream=True)) if chunk["choices"]]
+    assert {chunk["system_fingerprint"] for chunk in chunks} == {"ab12@2"}
+    assert "system_fingerprint" not in (await getattr(FakeGateway(), endpoint)(max_tokens=4)).json()
