@@ -69,10 +69,12 @@ def load_cells(load: LoadInfo) -> tuple[str, str, str, str]:
 
 
 def groups_table(snapshot: Snapshot) -> Table:
-    table = Table("group", "state", "running", "waiting", "KV use", "tokens/s", "step", box=None, pad_edge=False)
+    table = Table(
+        "group", "state", "running", "waiting", "KV use", "tokens/s", "step", "weights", box=None, pad_edge=False
+    )
     for group in snapshot.groups:
         state = group.state.name.lower()
-        cells = (*load_cells(group.load), str(group.step))
+        cells = (*load_cells(group.load), str(group.step), group.weight_version or "-")
         table.add_row(group.name, Text(state, style=COLOURS.get(state, "yellow")), *cells)
     return table
 
