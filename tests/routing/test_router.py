@@ -134,6 +134,27 @@ def test_a_continuation_avoids_the_lost_group_and_prefers_equal_numerics() -> No
     assert decision.group_id == "b", "nobody is equal: the least loaded"
 
 
+def test_what_was_said_goes_on_with_its_weights_only() -> None:
+    """However loaded their group is; where none is ready the no says so; a reload keeps the reservations."""
+    router = Router(POLICIES["least_loaded"], max_waiting=3)
+    for name, weights in (("a", "w1"), ("b", "w2"), ("c", "w2")):
+        router.register(msgspec.structs.replace(group(name, slots=8), weights_id=weights), READY, IDLE, 0.0)
+    for number in range(4):
+        decision = decide(router, ask(number, lost_group_id="b", weights_id="w1", attempt=1))
+        assert isinstance(decision, Placement)
+        assert decision.group_id == "a"
+    router.register(msgspec.structs.replace(group("a", slots=8), weights_id="w2"), READY, IDLE, 1.0)
+    assert len(router.table.groups["a"].running) == 4
+    router.check()
+    decision = decide(router, ask(8, lost_group_id="b", weights_id="w1", attempt=1))
+    assert isinstance(decision, Refusal)
+    assert decision.reason is RefusalReason.NO_GROUP
+    assert "holds the weights that began this answer (w1)" in decision.message
+    anywhere = decide(router, ask(9))
+    assert isinstance(anywhere, Placement)
+    assert anywhere.group_id in ("b", "c")
+
+
 def test_expected_output_learns_and_is_bounded_by_max_tokens() -> None:
     router = router_with("a", slots=100)
     decide(router, ask(1, output=5))
