@@ -16,6 +16,7 @@ from drills.stage import FIRST, GROUPS, SECOND, SEQUENCES, Missing, Setting, Sta
 
 FLOOD = 20  # times what the groups run at once
 QUEUED = 24  # requests that may wait in the router
+FULL_SECONDS = 30.0  # of a full disk after the kill
 DISK = 48 << 20  # bytes for Ray's session and all logs
 FEW_BLOCKS = 26  # of 16 tokens, per group: two requests of 167 tokens, and half a third
 JUMPS = ("+3600", "-7200", "+86400")  # seconds the clock is off, one after the other
@@ -100,7 +101,7 @@ def small_disk() -> Setting:
 
 
 async def fill_disk(stage: Stage, load: Load) -> str:
-    """No room for logs any more: streams go on, and a group whose rank is killed still comes back."""
+    """No room for logs any more, then a rank is killed: streams go on, its group is back at the latest with room."""
     folder = stage.setting.temporary
     assert folder is not None
     await asyncio.to_thread(_fill, folder / "ballast")
@@ -108,11 +109,15 @@ async def fill_disk(stage: Stage, load: Load) -> str:
     await asyncio.sleep(2.0)
     group = await stage.somebody()
     stage.hit(group, group.workers[1].pid, signal.SIGKILL)
-    try:
-        await stage.whole(60.0)
-    finally:
-        await asyncio.to_thread((folder / "ballast").unlink)
-    return f"{left} bytes left of {DISK >> 20} MiB; a rank killed meanwhile was replaced"
+    begin = time.monotonic()
+    while (took := time.monotonic() - begin) < FULL_SECONDS and not await stage.is_whole():
+        await asyncio.sleep(0.2)
+    came = "" if took < FULL_SECONDS else f"not within {FULL_SECONDS:g} s, but "
+    await asyncio.to_thread((folder / "ballast").unlink)
+    await stage.whole()
+    since = "after the kill" if not came else "after the kill, once there was room again"
+    took = time.monotonic() - begin
+    return f"{left} bytes left of {DISK >> 20} MiB; the group of the killed rank was back {came}{took:.0f} s {since}"
 
 
 def _fill(ballast: Path) -> None:

@@ -31,16 +31,18 @@ class Run:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.skipped: dict[str, str] = {}
+        self.unclean: list[str] = []  # ends of clusters that were not as they should
         self._folder = folder
         self._rng = random.Random(seed)
         self._stage: Stage | None = None
         self._made_by: Callable[[], Setting] = Setting
         self._hits = 0
+        self._longest = 0  # tokens of a request
         self._expected: Tokens = {}
 
     async def drills(self, drills: list[Drill]) -> list[Result]:
         results: list[Result] = []
-        longest = max(drill.tokens for drill in drills)
+        self._longest = max(drill.tokens for drill in drills)
         for number, drill in enumerate(drills):
             if drill.name in self.skipped:
                 continue
@@ -50,21 +52,25 @@ class Run:
                 self.skipped[drill.name] = str(missing)
                 print(f"{number + 1:3d}/{len(drills)} {drill.name:22} SKIPPED: {missing}", flush=True)
                 continue
-            if not self._expected:
-                self._expected = await learn(stage.gateways[FIRST], longest)
-            result = await self._one(stage, drill)
+            except Exception as error:  # there is no cluster for it
+                result = failed(drill, error)
+            else:
+                result = await self._one(stage, drill)
             results.append(result)
             print(f"{number + 1:3d}/{len(drills)} {result.line()}", flush=True)
             if result.verdict:
                 print(f"        {result.verdict}", flush=True)
-            if stage.ended or result.failure:
+            if self._stage is not None and (self._stage.ended or result.failure):
                 await self.close()
         return results
 
     async def close(self) -> None:
         stage, self._stage = self._stage, None
         if stage is not None:
-            await asyncio.to_thread(stage.stop)
+            try:
+                await asyncio.to_thread(stage.stop)
+            except AssertionError as error:
+                self.unclean.append(str(error))
 
     async def _stage_for(self, drill: Drill) -> Stage:
         """The cluster that runs, if it is of the drill's kind and did not lose many groups yet; else a new one."""
@@ -76,6 +82,8 @@ class Run:
             self._stage = Stage(self._folder, drill.setting(), self._rng)
             await asyncio.to_thread(self._stage.start)
             await self._stage.whole()
+            if not self._expected:
+                self._expected = await learn(self._stage.gateways[FIRST], self._longest)
         self._hits += drill.hits
         return self._stage
 
@@ -88,8 +96,8 @@ class Run:
             verdict = await drill.act(stage, load)
             if not stage.ended:
                 await stage.whole()
-        except AssertionError as error:
-            failure = str(error) or "an assertion failed"
+        except Exception as error:
+            failure = reason_of(error)
         recovery = time.monotonic() - begin
         await load.stop()
         for outcome in load.lost[:3]:
@@ -108,6 +116,25 @@ class Run:
             verdict=verdict,
             failure=failure,
         )
+
+
+def reason_of(error: Exception) -> str:
+    return str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+
+
+def failed(drill: Drill, error: Exception) -> Result:
+    """A drill that could not begin."""
+    return Result(
+        name=drill.name,
+        requests=0,
+        lost=0,
+        changed=0,
+        refused=0,
+        gap=0.0,
+        longest_gap=drill.longest_gap,
+        recovery=0.0,
+        failure=reason_of(error),
+    )
 
 
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -136,7 +163,11 @@ async def perform(folder: Path, drills: list[Drill], seed: int) -> dict[str, Any
         results = await run.drills(drills)
     finally:
         await run.close()
-    return report_of(results, run.skipped)
+    report = report_of(results, run.skipped)
+    if run.unclean:
+        report["failed"] += len(run.unclean)
+        report["verdicts"]["ends of clusters"] = f"FAILED: {'; '.join(run.unclean)}"
+    return report
 
 
 def main() -> None:

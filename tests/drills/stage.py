@@ -130,6 +130,7 @@ class Stage:
         self.admin_address = ""
         self.ended = False
         self._folder = folder
+        self._seen: object = None  # groups, or why they could not be seen
         self._doomed: dict[str, int] = {}  # group → the engine process that must not come back
         host = setting.host
         router, admin, data = free_ports(2 + GROUPS, host)[:3]
@@ -283,20 +284,19 @@ class Stage:
     async def whole(self, timeout: float = 90.0) -> None:
         """Until every group takes work, those that were hit with new processes; a router that is being replaced is
         waited out."""
-        last: object = ""
+        deadline = time.monotonic() + timeout
+        while not await self.is_whole():
+            assert time.monotonic() < deadline, f"not whole again within {timeout:g} s: {self._seen}"
+            await asyncio.sleep(0.2)
+        self._doomed.clear()
+
+    async def is_whole(self) -> bool:
         try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    try:
-                        last = groups = await self.groups()
-                        if all(g.state in UP and g.engine_pid not in (0, self._doomed.get(g.name)) for g in groups):
-                            self._doomed.clear()
-                            return
-                    except Exception as error:  # the admin plane may be between two routers
-                        last = error
-                    await asyncio.sleep(0.2)
-        except TimeoutError:
-            raise AssertionError(f"not whole again within {timeout:g} s: {last}") from None
+            groups = self._seen = await self.groups()
+        except Exception as error:  # the admin plane may be between two routers
+            self._seen = error
+            return False
+        return all(g.state in UP and g.engine_pid not in (0, self._doomed.get(g.name)) for g in groups)
 
 
 def _ready(url: str) -> bool:
