@@ -141,7 +141,7 @@ def odd_clock() -> Setting:
     environment = {
         "LD_PRELOAD": str(found[0]),
         "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_NO_CACHE": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
     return Setting(environment=environment, undo=lambda: shutil.rmtree(folder))
