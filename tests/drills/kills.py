@@ -44,11 +44,11 @@ async def kill_both_groups(stage: Stage, load: Load) -> str:
 
 
 async def kill_router(stage: Stage, load: Load) -> str:
-    (pid,) = await asyncio.to_thread(stage.pids_of, "ray::RouterActor")
+    (pid,) = await asyncio.to_thread(stage.pids_of, "RouterActor")
     os.kill(pid, signal.SIGKILL)
     begin = time.monotonic()
     while True:
-        now = await asyncio.to_thread(stage.pids_of, "ray::RouterActor")
+        now = await asyncio.to_thread(stage.pids_of, "RouterActor")
         if now and pid not in now:
             return f"another router process after {time.monotonic() - begin:.1f} s"
         assert time.monotonic() - begin < 30.0, "no other router within 30 s"

@@ -63,7 +63,7 @@ async def stop_gateway(stage: Stage, load: Load) -> str:
 async def kill_controller(stage: Stage, load: Load) -> str:
     """Either another takes over and everything goes on, or the cluster ends in order with exit code 1."""
     stage.remember()
-    (pid,) = await asyncio.to_thread(stage.pids_of, "ray::Controller")
+    (pid,) = await asyncio.to_thread(stage.pids_of, "Controller")
     groups = await stage.groups()
     os.kill(pid, signal.SIGKILL)
     begin = time.monotonic()
@@ -137,7 +137,7 @@ async def _answers(stage: Stage, load: Load) -> None:
 
 async def _controlled(stage: Stage, lost: int) -> bool:
     """Whether another controller answers."""
-    pids = await asyncio.to_thread(stage.pids_of, "ray::Controller")
+    pids = await asyncio.to_thread(stage.pids_of, "Controller")
     if not set(pids) - {lost}:
         return False
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -271,15 +272,11 @@ class Stage:
         self._doomed[group.name] = group.engine_pid
         os.kill(pid, number)
 
-    def pids_of(self, title: str) -> list[int]:
-        """Of the cluster, whose command line begins with or whose program is `title`, oldest first."""
+    def pids_of(self, what: str) -> list[int]:
+        """Processes of the cluster of an actor class (`ray::Router` or `ray::name:Router`) or a program; in order."""
         assert self._serve is not None
-        found = []
-        for pid in processes.descendants(self._serve.pid):
-            command = _command(pid)
-            if command.startswith(title) or Path(command.split("\0")[0]).name == title:
-                found.append(pid)
-        return sorted(found)
+        pattern = re.compile(rf"ray::(?:\S*:)?{what}\b|\S*/{what}\0")
+        return sorted(pid for pid in processes.descendants(self._serve.pid) if pattern.match(_command(pid)))
 
     async def whole(self, timeout: float = 90.0) -> None:
         """Until every group takes work, those that were hit with new processes; a router that is being replaced is
