@@ -81,9 +81,11 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """batch_invariant: a row's bits do not depend on its batch, chunking or cache hits; slower.
 
     logprobs_mode: of the model's logits, or of what is left after bias, penalties, temperature, masks and filters.
+    attention_backend: a name of the registry, or auto: by a table per device (worker/numerics.py).
     """
 
     batch_invariant: bool = False
+    attention_backend: str = "auto"
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
 
 
@@ -195,14 +197,16 @@ def resolve_device(device: str, gpus: int, workers: int) -> str:
     return device
 
 
-def numerics(logprobs_mode: str, batch_invariant: bool) -> NumericsConfig:
+def numerics(logprobs_mode: str, batch_invariant: bool, attention_backend: str = "auto") -> NumericsConfig:
     """logprobs_mode: raw, processed, or vLLM's words for them. Raises ConfigError."""
     mode = logprobs_mode.removesuffix("_logprobs")
-    if mode == "raw":
-        return NumericsConfig(batch_invariant=batch_invariant, logprobs_mode="raw_logprobs")
-    if mode == "processed":
-        return NumericsConfig(batch_invariant=batch_invariant, logprobs_mode="processed_logprobs")
-    raise ConfigError(f"logprobs_mode {logprobs_mode!r} is unknown; choose raw or processed", param="logprobs_mode")
+    if mode not in ("raw", "processed"):
+        raise ConfigError(f"logprobs_mode {logprobs_mode!r} is unknown; choose raw or processed", param="logprobs_mode")
+    return NumericsConfig(
+        batch_invariant=batch_invariant,
+        attention_backend=attention_backend,
+        logprobs_mode="raw_logprobs" if mode == "raw" else "processed_logprobs",
+    )
 
 
 def speculative(given: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig | None:

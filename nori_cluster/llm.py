@@ -98,6 +98,7 @@ class LLM:
         max_logprobs: int = 20,
         logprobs_mode: str = "raw",
         batch_invariant: bool = False,
+        attention_backend: str = "auto",
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         progress: bool | Progress = False,
     ) -> None:
@@ -114,11 +115,11 @@ class LLM:
             },
             "scheduler": {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens},
             "parallel": {"tensor_parallel_size": tensor_parallel_size, "device": device, "threads": threads},
-            "numerics": {"batch_invariant": batch_invariant},
+            "numerics": {"batch_invariant": batch_invariant, "attention_backend": attention_backend},
         }
         config = msgspec.structs.replace(
             _checked(settings),
-            numerics=numerics(logprobs_mode, batch_invariant),
+            numerics=numerics(logprobs_mode, batch_invariant, attention_backend),
             speculative=speculative(speculative_config),
         )
         self._limits = msgspec.structs.replace(LIMITS, max_logprobs=max_logprobs)

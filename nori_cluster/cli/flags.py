@@ -140,6 +140,15 @@ BatchInvariant = Annotated[
         rich_help_panel=SAMPLING,
     ),
 ]
+AttentionBackend = Annotated[
+    str | None,
+    typer.Option(
+        "--attention-backend",
+        help="auto (by device), cpu_paged, cpu_invariant, reference or triton_paged.",
+        show_default="auto",
+        rich_help_panel=SAMPLING,
+    ),
+]
 Speculative = Annotated[
     Any,
     typer.Option(

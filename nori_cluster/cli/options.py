@@ -72,6 +72,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     logprobs_mode: str = "raw"
     batch_invariant: bool = False
+    attention_backend: str = "auto"
     speculative_config: dict[str, Any] | None = None
 
 
@@ -233,7 +234,7 @@ def cluster_config(options: ServeOptions, folder: Path) -> ClusterConfig:
             collective_timeout=options.collective_timeout,
             heartbeat_timeout=options.heartbeat_timeout,
         ),
-        numerics=numerics(options.logprobs_mode, options.batch_invariant),
+        numerics=numerics(options.logprobs_mode, options.batch_invariant, options.attention_backend),
         speculative=speculative(options.speculative_config),
     )
     return ClusterConfig(

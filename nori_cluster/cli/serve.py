@@ -66,6 +66,7 @@ def serve(
     max_logprobs: flags.MaxLogprobs = None,
     logprobs_mode: flags.LogprobsMode = None,
     batch_invariant: flags.BatchInvariant = None,
+    attention_backend: flags.AttentionBackend = None,
     speculative_config: flags.Speculative = None,
     host: flags.Host = None,
     port: flags.Port = None,

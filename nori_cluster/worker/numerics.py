@@ -1,27 +1,42 @@
 """What decides the bits of a logit on this worker: which attention runs, and the id that groups of equal bits share."""
 
 import hashlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from nori_cluster.attention import ATTENTION
 from nori_cluster.attention.base import AttentionBackend
 from nori_cluster.device.parallel import TPGroup
 from nori_cluster.errors import ConfigError
 from nori_cluster.quant.base import QuantMethod
 
 CPUINFO = Path("/proc/cpuinfo")
-# (device, batch_invariant) → attention backend; CUDA's reference stays until the kernels come.
+# What `auto` picks: (device, batch_invariant) → attention backend. The kernels are compiled for sm_80 and newer.
 BACKENDS: dict[tuple[str, bool], str] = {
     ("cpu", False): "cpu_paged",
     ("cpu", True): "cpu_invariant",
     ("cuda", False): "reference",
+    ("cuda sm_80", False): "triton_paged",
 }
 
 
-def attention_name(device: torch.device, batch_invariant: bool) -> str:
-    """ConfigError where no backend of the device is batch-invariant."""
-    name = BACKENDS.get((device.type, batch_invariant))
+def attention_name(device: torch.device, batch_invariant: bool, asked: str = "auto") -> str:
+    """The backend asked for, or by the table. ConfigError for a name that does not exist, is not installed or is not
+    batch-invariant where that is asked for, and where no backend of the device is."""
+    if asked != "auto":
+        if asked == "triton_paged" and find_spec("triton") is None:
+            raise ConfigError("triton_paged needs Triton, which is not installed", param="attention_backend")
+        if asked not in ATTENTION:
+            raise ConfigError(
+                f"attention backend {asked!r} is none of {', '.join(ATTENTION)}", param="attention_backend"
+            )
+        if batch_invariant and not ATTENTION[asked].batch_invariant:
+            raise _refusal(f"{asked} does not have it")
+        return asked
+    modern = device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+    name = BACKENDS.get(("cuda sm_80" if modern else device.type, batch_invariant))
     if name is None:
         raise _refusal(f"no attention backend on {device.type} has it")
     return name

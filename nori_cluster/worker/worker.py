@@ -288,7 +288,8 @@ class Worker:
         self._proposer = None if speculative is None else NgramProposer(speculative)
         drafts = self._proposer.max_drafts if self._proposer else 0
         self.table = SlotTable(self.config.scheduler.max_num_seqs, max_model_len + 1, size, drafts)
-        name = attention_name(self.device, self.config.numerics.batch_invariant)
+        name = attention_name(self.device, self.config.numerics.batch_invariant, self.config.numerics.attention_backend)
+        log.info("attention %s on %s (asked: %s)", name, self.device, self.config.numerics.attention_backend)
         backend = ATTENTION[name]
         if not backend.supports(self.device, dtype, spec.head_dim):
             raise ConfigError(f"attention {name} does not run {dtype} with head_dim {spec.head_dim} on {self.device}")
