@@ -368,6 +368,8 @@ class Call:
         """Why a group ended a sequence that nobody here had aborted."""
         if self._deadline is not None and self._loop.time() >= self._deadline - DEADLINE_SLACK:
             return DeadlineExceeded(message or "the deadline passed while the request ran")
+        if reason is FinishReason.CANCELLED and message:  # the group ended it on purpose, and says why
+            return Overloaded(message, retry_after=RETRY_AFTER)
         if reason is FinishReason.CANCELLED:
             return Cancelled(message or "the worker group cancelled the request")
         # A group that fails ends its line; what it ends with an error is one request that asks for the impossible.

@@ -37,7 +37,8 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
     Faults, changeable at any time: hang (streams open, nothing is answered), loading (streams are refused with
     UNAVAILABLE), silent (Submits are read but not answered; pings are), reset_after (the stream is cut once a sequence
     has had so many tokens), reject (a RejectionReason for every Submit), slots (more run only when one ends), hand_off
-    (what runs is given up retryably), fault (what every sequence ends with after its first token).
+    (what runs is given up retryably), fault (what every sequence ends with after its first token), ends_all
+    (why it ends them on purpose).
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
         self._outboxes: set[asyncio.Queue[pb.ExchangeResponse]] = set()
         self.reset_after: int | None = None
         self.reject: int | None = None
-        self.fault = ""
+        self.fault = self.ends_all = ""
         self.live: dict[tuple[int, int], Live] = {}
         self.submitted: list[pb.SequenceRequest] = []
         self.aborted = self.finished = self.streams = self.pings = 0
@@ -204,6 +205,11 @@ class FakeGroup(pb_grpc.WorkerGroupServiceServicer):
                 live.sent += 1
                 if self.fault:
                     output.finishes.add(handle=live.handle, reason=common.FINISH_REASON_ERROR, error_message=self.fault)
+                    del self.live[stream, live.handle]
+                    continue
+                if self.ends_all:
+                    reason = common.FINISH_REASON_CANCELLED
+                    output.finishes.add(handle=live.handle, reason=reason, error_message=self.ends_all)
                     del self.live[stream, live.handle]
                     continue
                 if live.sent >= live.request.sampling.max_tokens:

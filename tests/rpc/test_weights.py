@@ -123,6 +123,22 @@ async def test_a_group_refuses_what_began_with_other_weights_though_router_and_g
         await cluster.idle()
 
 
+async def test_what_a_group_ends_on_purpose_ends_with_its_reason_and_does_not_move() -> None:
+    """Never as if the client had gone, which would end a stream without a word."""
+    async with MiniCluster("g1", "g2") as cluster:
+        await cluster_of(cluster, g1="w1", g2="w1")
+        asked = [cluster.ask(300)[0][0] for _ in range(2)]
+        for sink in asked:
+            await sink.heard.wait()
+        cluster.groups["g1"].ends_all = cluster.groups["g2"].ends_all = "the weights are being replaced"
+        await ended(*asked)
+        for sink in asked:
+            assert isinstance(sink.error, Overloaded)
+            assert sink.error.message == "the weights are being replaced"
+        assert cluster.backend.counts.continued == 0
+        await cluster.idle()
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_walk_of_reloads_and_losses_mixes_nothing(seed: int) -> None:
     rng = random.Random(seed)
