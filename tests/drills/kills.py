@@ -13,24 +13,28 @@ from nori_cluster.rpc.admin import AdminClient
 
 
 async def kill_rank(stage: Stage, load: Load) -> str:
+    """SIGKILL of one rank of a group."""
     group = await stage.somebody()
     stage.hit(group, stage.rng.choice(group.workers).pid, signal.SIGKILL)
     return ""
 
 
 async def kill_engine(stage: Stage, load: Load) -> str:
+    """SIGKILL of a group's engine process."""
     group = await stage.somebody()
     stage.hit(group, group.engine_pid, signal.SIGKILL)
     return ""
 
 
 async def stop_rank(stage: Stage, load: Load) -> str:
+    """SIGSTOP of one rank: alive and silent."""
     group = await stage.somebody()
     stage.hit(group, stage.rng.choice(group.workers).pid, signal.SIGSTOP)
     return ""
 
 
 async def stop_engine(stage: Stage, load: Load) -> str:
+    """SIGSTOP of an engine process."""
     group = await stage.somebody()
     stage.hit(group, group.engine_pid, signal.SIGSTOP)
     return ""
@@ -44,6 +48,7 @@ async def kill_both_groups(stage: Stage, load: Load) -> str:
 
 
 async def kill_router(stage: Stage, load: Load) -> str:
+    """SIGKILL of the router: another takes its place and port."""
     (pid,) = await asyncio.to_thread(stage.pids_of, "RouterActor")
     os.kill(pid, signal.SIGKILL)
     begin = time.monotonic()

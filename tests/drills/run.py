@@ -174,7 +174,7 @@ def main() -> None:
     options = options_of()
     if options.list:
         for drill in catalog.DRILLS:
-            print(f"{drill.name:22} {(drill.act.__doc__ or '').strip().splitlines()[0] if drill.act.__doc__ else ''}")
+            print(f"{drill.name:22} {drill.act.__doc__}")
         return
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_llama(Path(folder) / "tiny", max_positions=512)
