@@ -15,14 +15,14 @@ from nori_cluster.config import SchedulerConfig
 from nori_cluster.engine.core import EngineCore
 from nori_cluster.engine.plan import FinishNews, StepDeltas
 from nori_cluster.engine.scheduler import Scheduler
-from nori_cluster.errors import EngineFailure
+from nori_cluster.errors import CheckpointError, EngineFailure, Overloaded
 from nori_cluster.hashing import extend, hint, root
 from nori_cluster.rpc import dataplane_server
 from nori_cluster.rpc.dataplane_server import DataplaneServer
 from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2, sampling_pb2
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2 as pb
 from nori_cluster.rpc.generated.nori.dataplane.v1 import worker_group_service_pb2_grpc as pb_grpc
-from nori_cluster.types import FinishReason, pack
+from nori_cluster.types import FinishReason, GroupSpec, pack
 
 pytestmark = pytest.mark.unit
 
@@ -160,6 +160,63 @@ async def test_abort_ends_with_one_finish_and_frees_blocks(group: Group) -> None
         assert gateway.finishes[2].reason == generation_pb2.FINISH_REASON_LENGTH
         await group.settled()
         await gateway.submit(sequence(1, [1], max_tokens=2))  # the handle is free again
+
+
+async def test_other_weights_are_told_before_anything_is_accepted_and_the_cache_is_empty(group: Group) -> None:
+    prompt = list(range(1, 40))
+    other = msgspec.structs.replace(group.spec, weights_id="b@2", weight_version="2")
+    async with Gateway(group.address) as gateway:
+        await gateway.submit(sequence(1, prompt))
+        await gateway.until(lambda: 1 in gateway.finishes)
+        await group.settled()
+        group.server.draining = True
+        assert await group.server.reload(lambda: other) is other
+        group.server.draining = False
+        welcome = (await gateway.read()).welcome.description
+        assert (welcome.weights_id, welcome.weight_version) == ("b@2", "2")
+        await gateway.submit(
+            sequence(2, prompt), sequence(3, [1], weights_id="a@1"), sequence(4, [1], weights_id="b@2")
+        )
+        await gateway.until(lambda: {2, 4} <= gateway.finishes.keys() and gateway.rejections)
+        assert gateway.cached[2] == 0
+        (refused,) = gateway.rejections
+        assert (list(refused.handles), refused.reason) == ([3], pb.REJECTION_REASON_OTHER_WEIGHTS)
+        assert refused.message == "the answer began with weights a@1, this group holds b@2"
+        await gateway.submit(sequence(5, prompt))
+        await gateway.until(lambda: 5 in gateway.finishes)
+        assert gateway.cached[5] > 0
+    await group.settled()
+
+
+async def test_a_reload_that_is_refused_changes_nothing_and_one_that_breaks_ends_the_group(group: Group) -> None:
+    def refuse() -> GroupSpec:
+        raise CheckpointError("x has shape (3,)")
+
+    def breaks() -> GroupSpec:
+        raise EngineFailure("rank 0 failed")
+
+    async with Gateway(group.address) as gateway:
+        await gateway.submit(sequence(1, [1], max_tokens=150))
+        await gateway.until(lambda: gateway.tokens)
+        group.server.draining = True
+        with pytest.raises(Overloaded, match="1 sequences of the group still run"):
+            await group.server.reload(refuse)
+        group.server.abort_all("because")
+        await gateway.until(lambda: 1 in gateway.finishes)
+        assert gateway.finishes[1].error_message == "because"
+        with pytest.raises(CheckpointError, match="shape"):
+            await group.server.reload(refuse)
+        group.server.draining = False
+        await gateway.submit(sequence(2, [1], max_tokens=2))
+        await gateway.until(lambda: 2 in gateway.finishes)
+        group.server.draining = True
+        with pytest.raises(EngineFailure, match="rank 0 failed"):
+            await group.server.reload(breaks)
+        with pytest.raises(grpc.aio.AioRpcError, match="rank 0 failed"):
+            await gateway.until(lambda: False)
+        assert [str(failure) for failure in group.failures] == ["rank 0 failed"]
+        with pytest.raises(EngineFailure, match="rank 0 failed"):
+            await group.server.reload(refuse)
 
 
 async def test_a_lost_stream_aborts_its_sequences_only(group: Group) -> None:
