@@ -144,7 +144,7 @@ class Reload:
             if other != name
             and record.phase is Phase.READY
             and other not in pool.draining
-            and pool.models[other] == pool.models[name]
+            and pool.wanted_model(other) == pool.wanted_model(name)
         ]
 
     async def _moved(self) -> None:
