@@ -10,6 +10,9 @@ from drills.load import Load
 from drills.stage import Stage
 
 from nori_cluster.rpc.admin import AdminClient
+from nori_cluster.rpc.admin_types import GroupInfo
+
+REPORT_SECONDS = 2.0  # after which a group's report is of now
 
 
 async def kill_rank(stage: Stage, load: Load) -> str:
@@ -76,12 +79,18 @@ async def drain_long(stage: Stage, load: Load) -> str:
     begin, finished = time.monotonic(), len(load.outcomes)
     await stage.drain(group.name, 50.0)
     took = time.monotonic() - begin
-    (now,) = [g for g in await stage.groups() if g.name == group.name]
-    assert now.load.running_sequences == 0, f"{now.load.running_sequences} sequences run in a drained group"
+    deadline = time.monotonic() + REPORT_SECONDS
+    while (now := await _again(stage, group.name)).load.running_sequences:
+        assert time.monotonic() < deadline, f"{now.load.running_sequences} sequences run in a drained group"
+        await asyncio.sleep(0.1)
     assert now.engine_pid == group.engine_pid, "the drained group was replaced"
     served = len(load.outcomes) - finished
     await stage.admin(lambda a: a.resume(group.name))
     return f"{group.load.running_sequences} long requests ended in their group within {took:.1f} s; {served} in all"
+
+
+async def _again(stage: Stage, name: str) -> GroupInfo:
+    return next(group for group in await stage.groups() if group.name == name)
 
 
 async def rollout_restart(stage: Stage, load: Load) -> str:
