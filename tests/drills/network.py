@@ -134,7 +134,8 @@ async def slow_link(stage: Stage, load: Load) -> str:
 
 async def late_line(stage: Stage, load: Load) -> str:
     """One group's packets take 150 ms each way through a relay, which then stalls, then cuts."""
-    port = await busy_port(stage)
+    group = await stage.somebody()
+    port = group.address.rpartition(":")[2]
     host = stage.setting.host
     async with await Relay(host, int(port)).start(host) as relay:
         relay.delay = DELAY
@@ -145,7 +146,9 @@ async def late_line(stage: Stage, load: Load) -> str:
             await linked(stage)
             assert relay.connections, "the gateway went around the relay"
             await asyncio.sleep(3.0)
-            before = await continuations(stage)
+            before, begin = await continuations(stage), time.monotonic()
+            while not await open_sequences(stage, group.name) and time.monotonic() - begin < 10.0:
+                await asyncio.sleep(0.05)
             relay.stall()
             noticed = await until(stage, lambda up: up == 1, "the stall is not noticed")
             relay.flow()
@@ -178,6 +181,12 @@ async def metrics(stage: Stage) -> str:
 async def reachable(stage: Stage) -> int:
     """Groups with an open line."""
     return len(re.findall(r'^nori_group_up\{[^}]*link="open"[^}]*\} 1', await metrics(stage), re.M))
+
+
+async def open_sequences(stage: Stage, group: str) -> int:
+    """Of this gateway in the group."""
+    found = re.search(rf'^nori_group_open_sequences\{{[^}}]*group="{group}"[^}}]*\}} (\S+)', await metrics(stage), re.M)
+    return int(float(found[1])) if found else 0
 
 
 async def continuations(stage: Stage) -> int:
