@@ -233,7 +233,7 @@ def align(experts: torch.Tensor, count: int) -> Aligned:
 
 
 def grouped_gemm(x: torch.Tensor, w: torch.Tensor, aligned: Aligned, out: torch.Tensor, shared: int) -> torch.Tensor:
-    """x [slots / shared, K], w [experts, N, K] → out [slots, N]; shared: slots that read one row of x (choices or 1)."""
+    """x [slots / shared, K], w [experts, N, K] → out [slots, N]; shared: slots that read a row of x (choices or 1)."""
     slots, columns = out.shape
     if len(x) * shared != slots or x.dtype != w.dtype or x.stride(1) != 1 or w.stride(2) != 1:
         raise ValueError(f"{tuple(x.shape)} {x.dtype} by {tuple(w.shape)} {w.dtype} does not give {slots} slots")

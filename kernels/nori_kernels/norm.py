@@ -170,7 +170,5 @@ def _variant(dtype: str, hidden: int, out: str, residual: bool) -> Variant:
 
 VARIANTS = [
     _variant("bf16", 4096, "bf16", True),
-    _variant("bf16", MAX_HIDDEN, "bf16", True),
     _variant("bf16", 4096, "fp8e4nv", True),
-    _variant("bf16", 4096, "i8", False),
 ]

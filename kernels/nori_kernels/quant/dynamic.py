@@ -115,7 +115,6 @@ def _rows(out: str, block: int) -> Variant:
 
 VARIANTS = [
     _rows("i8", BLOCK),
-    _rows("fp8e4nv", BLOCK),
     _rows("fp8e4nv", GROUP),
     Variant(
         kernel=quantize_static_kernel,

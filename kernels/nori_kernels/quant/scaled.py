@@ -12,9 +12,7 @@ from nori_kernels.variant import Variant
 
 GROUP = 128  # columns, and rows of a weight, of one block scale
 # Rows of a from which a tile is chosen → (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages).
-# Block scales cost registers for a second sum: the largest tile would spill with them.
-TILES = {0: (16, 64, 128, 4, 4), 33: (64, 128, 128, 4, 3), 129: (128, 128, 64, 8, 4)}
-GROUPED_TILES = {least: tile for least, tile in TILES.items() if least < 129}
+TILES = {0: (16, 64, 128, 4, 4), 33: (64, 128, 128, 4, 3)}
 
 
 def scaled_gemm_reference(
@@ -115,8 +113,7 @@ def scaled_gemm(
     if a.dtype != w.dtype or not fits_a or not fits_w or (grouped and a.dtype == torch.int8) or w.shape[1] != inner:
         raise ValueError(f"{a.dtype} {[tuple(t.shape) for t in (a, a_scale, w, w_scale)]} is no scaled product")
     if rows:
-        tiles = GROUPED_TILES if grouped else TILES
-        block_m, block_n, block_k, warps, stages = tiles[max(least for least in tiles if least <= rows)]
+        block_m, block_n, block_k, warps, stages = TILES[max(least for least in TILES if least <= rows)]
         scaled_gemm_kernel[(triton.cdiv(rows, block_m), triton.cdiv(columns, block_n))](
             a,
             w,
@@ -178,5 +175,5 @@ def _variant(kind: str, least: int, grouped: bool) -> Variant:
 VARIANTS = [
     *(_variant("i8", least, False) for least in TILES),
     *(_variant("fp8e4nv", least, False) for least in TILES),
-    *(_variant("fp8e4nv", least, True) for least in GROUPED_TILES),
+    *(_variant("fp8e4nv", least, True) for least in TILES),
 ]
