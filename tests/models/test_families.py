@@ -102,6 +102,7 @@ def test_a_cached_prefix_gives_what_a_cold_one_does(checkpoints: Checkpoints, na
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "granite", "smollm3"])
 def test_batch_invariant_mode_keeps_bits(checkpoints: Checkpoints, name: str) -> None:
+    """Few cuts; tests/worker/test_invariance.py tries many of them on Llama."""
     config = group_config(checkpoints.folder(name), num_blocks=400, batch_invariant=True)
     assert not any(differences(load_worker(config), every=70, singles=8).values())
 
