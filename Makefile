@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: help run test check check-fast types bench bench-host bench-peers bench-detokenizer numerics long-walk drills drills-short schema-suite clean protos venv kernels-report
+.PHONY: help run test check check-fast types bench bench-host bench-peers bench-detokenizer numerics long-walk drills drills-short schema-suite clean protos venv kernels-report kernels-36
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make schema-suite  JSON schemas of public suites against the masks (ARGS="--suite FOLDER")'
 	@echo 'make drills      processes killed, lines cut, queues flooded under load (25 minutes; docs/drills.md); make drills-short: nine of them'
 	@echo 'make kernels-report  kernels compiled for every target without a GPU: registers, spills, shared memory'
+	@echo 'make kernels-36  the kernel tests and the report under Triton 3.6, as GPU images have it'
 	@echo 'make protos      compile protos/ into nori_cluster/rpc/generated'
 	@echo 'make clean       remove caches and build outputs (the environment stays: rm -rf $(VENV))'
 
@@ -83,6 +84,16 @@ kernels-report: $(VENV)/installed-dev
 	TRITON_INTERPRET=0 $(BIN)/python -m nori_kernels.report $(ARGS)
 
 # ARGS="--only NAME,NAME --repeat N --seed N" for some of them, ARGS=--list for their names.
+# Triton 3.6 in a folder that stands before the environment's; its interpreter needs numpy below 2.4. torch stays as it is.
+TRITON36 := build/triton-3.6
+$(TRITON36)/installed: Makefile | $(VENV)/installed-dev
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(TRITON36) 'triton==3.6.0' 'numpy<2.4'
+	@touch $@
+
+kernels-36: $(TRITON36)/installed
+	PYTHONPATH=$(TRITON36) TRITON_INTERPRET=1 $(PYTEST) -W 'ignore:Conversion of an array:DeprecationWarning' tests/kernels $(ARGS)
+	PYTHONPATH=$(TRITON36) TRITON_INTERPRET=0 $(BIN)/python -m nori_kernels.report
+
 drills: $(VENV)/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m drills.run $(ARGS)
 

@@ -1,6 +1,6 @@
 """What a kernel must at least move and compute, from shapes; a measured time prints as a fraction of that floor.
 
-The floor is the longer of bytes / bandwidth and operations / peak rate of the part: no launch, no latency, full overlap.
+The floor is the longer of bytes / bandwidth and operations / peak rate of the part: no launch, no latency, overlapped.
 `python kernels/bench/cost.py decode --rows 32 --context 2048 --target sm_90 --measured-us 120`.
 """
 
