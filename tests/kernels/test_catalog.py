@@ -7,7 +7,7 @@ from nori_kernels.catalog import VARIANTS, entries, jit_functions
 from nori_kernels.targets import TARGETS, for_capability
 
 pytestmark = pytest.mark.contract
-MAX_COMPILES = 120
+MAX_COMPILES = 160  # 0.5 s each; all head dims, dtypes and weight layouts for three targets
 
 
 def test_every_kernel_has_variants() -> None:
