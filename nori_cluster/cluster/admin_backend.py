@@ -12,6 +12,7 @@ import msgspec
 from msgspec import structs
 
 from nori_cluster.cluster.events import EventLog
+from nori_cluster.cluster.operations import Operations, Progress
 from nori_cluster.cluster.placement import check_replicas
 from nori_cluster.cluster.reconcile import GroupRecord, Phase
 from nori_cluster.cluster.reload import next_model
@@ -38,7 +39,6 @@ log = logging.getLogger(__name__)
 REMEMBERED_OPERATIONS = 256
 ROLL_GRACE = 5.0  # seconds for running sequences to end by themselves, before they move
 
-Progress = Callable[[int], None]  # percent
 Work = Callable[[Progress], Awaitable[None]]
 
 
@@ -49,6 +49,7 @@ class Pool(Protocol):
     records: dict[str, GroupRecord]
     groups: dict[str, WorkerGroup]
     events: EventLog
+    operations: Operations
 
     @property
     def desired(self) -> int: ...
@@ -60,19 +61,11 @@ class Pool(Protocol):
 
     def wanted_model(self, name: str) -> ModelConfig: ...
 
-    async def reload(
-        self, model: ModelConfig, policy: InFlightPolicy, max_unavailable: int, grace: float, on_progress: Progress
-    ) -> None: ...
-
     def check_drainable(self, name: str) -> None: ...
 
     async def drain(self, name: str, grace: float) -> int: ...
 
     async def resume(self, name: str) -> None: ...
-
-    async def scale(self, count: int, grace: float, on_progress: Progress) -> None: ...
-
-    async def restart_groups(self, max_unavailable: int, grace: float, on_progress: Progress) -> None: ...
 
 
 class ControllerAdmin:
@@ -175,7 +168,7 @@ class ControllerAdmin:
             )  # fmt: skip
 
         async def work(on_progress: Progress) -> None:
-            await self._pool.scale(count, ROLL_GRACE, on_progress)
+            await self._pool.operations.scale(count, ROLL_GRACE, on_progress)
 
         return self._start(f"scale-{model}", "ScaleModel", work)
 
@@ -185,7 +178,9 @@ class ControllerAdmin:
             raise ConfigError(f"max_unavailable must be at least 1, not {max_unavailable}", param="max_unavailable")
 
         async def work(on_progress: Progress) -> None:
-            await self._pool.restart_groups(max_unavailable, ROLL_GRACE if grace is None else grace, on_progress)
+            await self._pool.operations.restart_groups(
+                max_unavailable, ROLL_GRACE if grace is None else grace, on_progress
+            )
 
         return self._start(f"restart-{model}", "RestartModel", work)
 
@@ -199,7 +194,7 @@ class ControllerAdmin:
         seconds = self._pool.config.drain_timeout if grace is None else grace
 
         async def work(on_progress: Progress) -> None:
-            await self._pool.reload(wanted, policy, max_unavailable, seconds, on_progress)
+            await self._pool.operations.reload(wanted, policy, max_unavailable, seconds, on_progress)
 
         return self._start(f"reload-{model}", "ReloadWeights", work)
 

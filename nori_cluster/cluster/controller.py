@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from functools import partial
 from pathlib import Path
 
@@ -20,15 +20,13 @@ from nori_cluster.cluster import state
 from nori_cluster.cluster.actors import end_strays
 from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.events import EventLog
-from nori_cluster.cluster.placement import Unplaceable, check_replicas
+from nori_cluster.cluster.operations import Operations
+from nori_cluster.cluster.placement import Unplaceable
 from nori_cluster.cluster.reconcile import GroupRecord, Phase, to_start
-from nori_cluster.cluster.reload import Reload
-from nori_cluster.cluster.roll import Roll
-from nori_cluster.cluster.rolling import BACK_SECONDS, Rolling, until_ready
 from nori_cluster.cluster.router_keeper import RouterHandle, RouterKeeper, RouterProcess
 from nori_cluster.cluster.state import SavedState
 from nori_cluster.cluster.worker_group import WorkerGroup
-from nori_cluster.config import ClusterConfig, InFlightPolicy, ModelConfig, RouterConfig
+from nori_cluster.config import ClusterConfig, ModelConfig, RouterConfig
 from nori_cluster.errors import EngineFailure, NoriError, NotFound, Overloaded
 from nori_cluster.rpc import admin
 from nori_cluster.rpc.router_server import RouterSnapshot
@@ -78,12 +76,12 @@ class Controller:
         self._end_strays = end_strays
         self._takeovers = 0
         self._tidying: asyncio.Task[None] | None = None
-        self._operation = ""  # the rolling operation or scaling under way
         self._on_purpose: set[str] = set()  # groups whose incarnation is ended by us
         self._admin: admin.AdminServer | None = None
         self._first_error: NoriError | None = None
         self._changed = asyncio.Event()
         self.events = EventLog()
+        self.operations = Operations(self)
 
     def _names_of(self, count: int) -> list[str]:
         return [f"{self.config.group.model.name}-{index}" for index in range(count)]
@@ -126,9 +124,9 @@ class Controller:
         for name, record in self.records.items():
             lost_now = record.taken_over(name in adopted, time.monotonic())
             if lost_now:
-                self._tell(record, "lost", record.last_failure)
+                self.tell(record, "lost", record.last_failure)
         for name in sorted(adopted):
-            self._tell(self.records[name], "adopted", f"serves at {made[name].address}")
+            self.tell(self.records[name], "adopted", f"serves at {made[name].address}")
             self._tasks[name] = background(self._supervise(name, made[name]), f"supervising {name}")
         self._tidying = background(self._tidy(), "undoing what was cut off")
 
@@ -155,7 +153,7 @@ class Controller:
             except NoriError as error:
                 log.warning("group %s could not be told to take work: %s", name, error)
         for name in [name for name in self.records if name not in self._names]:
-            await self._remove(name, 0.0)
+            await self.remove(name, 0.0)
 
     def _save(self) -> None:
         """Into the state file, what another controller needs."""
@@ -186,7 +184,7 @@ class Controller:
         while True:
             for name in to_start(self._names, self.records, time.monotonic()):
                 self.records[name].started()
-                self._tell(self.records[name], "starting")
+                self.tell(self.records[name], "starting")
                 self._tasks[name] = background(self._supervise(name), f"supervising {name}")
             await asyncio.sleep(TICK_SECONDS)
 
@@ -212,7 +210,7 @@ class Controller:
                 await group.start()
                 record.became_ready(time.monotonic())
                 self._changed.set()
-                self._tell(record, "ready", f"serves at {group.address}")
+                self.tell(record, "ready", f"serves at {group.address}")
                 log.info("group %s is ready at %s", name, group.address)
             reason = await group.watch()
         except Unplaceable as error:
@@ -239,11 +237,11 @@ class Controller:
             record.failed(reason, time.monotonic())
             if not self._stopping:
                 log.warning("group %s, incarnation %d, is lost: %s", record.name, record.incarnation, reason)
-                self._tell(record, "lost", reason)
+                self.tell(record, "lost", reason)
         else:
             if record.unplaceable != reason:  # said once
                 log.error("no room for group %s: it %s", record.name, reason)
-                self._tell(record, "unplaceable", reason)
+                self.tell(record, "unplaceable", reason)
             record.unplaced(reason, time.monotonic())
 
     async def _clear(self, record: GroupRecord, group: WorkerGroup) -> None:
@@ -260,11 +258,11 @@ class Controller:
             self._changed.set()
         if record.phase is Phase.GIVEN_UP:
             log.error("group %s failed %d times in a row and stays down", record.name, record.failures)
-            self._tell(
+            self.tell(
                 record, "given up", f"{record.failures} failures in a row; `nori resume {record.name}` tries again"
             )
 
-    def _tell(self, record: GroupRecord, kind: str, message: str = "") -> None:
+    def tell(self, record: GroupRecord, kind: str, message: str = "") -> None:
         self.events.add(kind, record.name, record.incarnation, message)
         self._save()
 
@@ -335,68 +333,58 @@ class Controller:
         self._draining.add(name)
         if hand_over is None:
             self._drained.add(name)
-        self._tell(self.records[name], "draining", f"at most {grace:g} s")
+        self.tell(self.records[name], "draining", f"at most {grace:g} s")
         others = [n for n, r in self.records.items() if r.phase is Phase.READY and n not in self._draining]
         left = await group.drain(grace, bool(others) if hand_over is None else hand_over)
         if name in self._draining:
-            self._tell(self.records[name], "drained", f"{left} sequences left" if left else "")
+            self.tell(self.records[name], "drained", f"{left} sequences left" if left else "")
         return left
 
     async def resume(self, name: str) -> None:
         """Undo a drain, or start a group again that was given up. NotFound, Overloaded (not up), EngineFailure."""
         if name in self.records and self.records[name].phase is Phase.GIVEN_UP:
             self.records[name].retry()
-            self._tell(self.records[name], "resumed")
+            self.tell(self.records[name], "resumed")
             return
         self.check_drainable(name)
         await self.groups[name].resume()
         await self._router.set_draining(name, False)
         self._draining.discard(name)
         self._drained.discard(name)
-        self._tell(self.records[name], "resumed")
+        self.tell(self.records[name], "resumed")
 
-    # -- rolling operations -----------------------------------------------------------------------------------------
+    # -- wanted, and ended on purpose: for operations.py ------------------------------------------------------------
 
-    async def roll(
-        self,
-        names: Sequence[str],
-        act: Callable[[str], Awaitable[None]],
-        max_unavailable: int = 1,
-        *,
-        grace: float = 0.0,
-        hand_over: bool = True,
-        on_progress: Callable[[int], None] = lambda percent: None,
-    ) -> None:
-        """Act on groups one after another, at most max_unavailable out of service at a time: see Rolling.run.
+    @property
+    def wanted(self) -> Sequence[str]:
+        """Names of the wanted groups, in order."""
+        return self._names
 
-        Raises Overloaded while another operation is under way, NotFound, and what Rolling.run raises.
-        """
-        for name in names:
-            self.check_known(name)
-        rolling = Rolling(self, act, Roll(names, max_unavailable), grace=grace, hand_over=hand_over)
-        self._begin("a rolling operation")
-        try:
-            await rolling.run(on_progress)
-        finally:
-            self._operation = ""
+    def want(self, count: int) -> list[str]:
+        """So many groups from now on: missing ones start by themselves. Returns those that are too many, last first."""
+        self._names = self._names_of(count)
+        surplus = [name for name in reversed(self.records) if name not in self._names]
+        self._save()
+        for name in self._names:
+            self.records.setdefault(name, GroupRecord(name=name)).look_again()
+        return surplus
 
-    def _begin(self, what: str) -> None:
-        """One operation on many groups at a time. Overloaded otherwise."""
-        if self._operation:
-            raise Overloaded(f"{self._operation} is under way; try again when it has ended")
-        self._operation = what
+    def serve_from_now(self, model: ModelConfig) -> None:
+        """What groups that come later serve."""
+        group = msgspec.structs.replace(self.config.group, model=model)
+        self.config = msgspec.structs.replace(self.config, group=group)
+        self._save()
 
-    async def restart_groups(
-        self, max_unavailable: int, grace: float, on_progress: Callable[[int], None] = lambda percent: None
-    ) -> None:
-        """Every group anew, by `roll`: no failure, no backoff. Raises what roll raises."""
-        await self.roll(list(self._names), self._restart, max_unavailable, grace=grace, on_progress=on_progress)
+    def wanted_model(self, name: str) -> ModelConfig:
+        """What the group serves, or will once it starts."""
+        return self.models.setdefault(name, self.config.group.model)
 
-    async def _restart(self, name: str) -> None:
-        self._tell(self.records[name], "restarting")
-        await self._end_on_purpose(name)
+    @property
+    def draining(self) -> Set[str]:
+        """Groups that take no new work on somebody's order."""
+        return self._draining
 
-    async def _end_on_purpose(self, name: str) -> None:
+    async def end_on_purpose(self, name: str) -> None:
         """Returns when the incarnation that runs, if any, is gone whole."""
         record, task, group = self.records[name], self._tasks.get(name), self.groups.get(name)
         if task is None or task.done():
@@ -411,63 +399,7 @@ class Controller:
         await asyncio.wait({task})
         self._on_purpose.discard(name)
 
-    # -- weights ----------------------------------------------------------------------------------------------------
-
-    def wanted_model(self, name: str) -> ModelConfig:
-        """What the group serves, or will once it starts."""
-        return self.models.setdefault(name, self.config.group.model)
-
-    @property
-    def draining(self) -> Set[str]:
-        """Groups that take no new work on somebody's order."""
-        return self._draining
-
-    async def reload(
-        self,
-        model: ModelConfig,
-        policy: InFlightPolicy,
-        max_unavailable: int,
-        grace: float,
-        on_progress: Callable[[int], None] = lambda percent: None,
-    ) -> None:
-        """Other weights for every wanted group, and for those that come later. Raises what Reload.run raises."""
-        await Reload(self, model, policy, grace=grace).run(list(self._names), max_unavailable, on_progress)
-        group = msgspec.structs.replace(self.config.group, model=model)
-        self.config = msgspec.structs.replace(self.config, group=group)
-        self._save()
-
-    # -- scale ------------------------------------------------------------------------------------------------------
-
-    async def scale(self, count: int, grace: float, on_progress: Callable[[int], None] = lambda percent: None) -> None:
-        """As many groups as `count`: new ones are started, the last ones drained (with hand-over after `grace` seconds)
-        and ended. Returns when all wanted groups were ready once.
-
-        Raises ConfigError for a number that has no ports, Overloaded while another operation is under way, Unplaceable
-        (it stays wanted and starts once there is room), EngineFailure when a new group does not start (it is tried
-        again with backoff).
-        """
-        check_replicas(self.config, count)
-        self._begin("scaling")
-        try:
-            surplus = [name for name in reversed(self.records) if name not in self._names_of(count)]
-            self._names = self._names_of(count)
-            self._save()
-            for name in self._names:
-                self.records.setdefault(name, GroupRecord(name=name)).look_again()
-            for number, name in enumerate(surplus):
-                await self._remove(name, grace)
-                on_progress(100 * (number + 1) // len(surplus))
-            async with asyncio.timeout(BACK_SECONDS):
-                for number, name in enumerate(self._names):
-                    if self.records[name].phase is not Phase.GIVEN_UP:
-                        await until_ready(self.records[name])
-                    on_progress(100 * (number + 1) // count)
-        except TimeoutError:
-            raise EngineFailure(f"not all groups were ready after {BACK_SECONDS:g} s") from None
-        finally:
-            self._operation = ""
-
-    async def _remove(self, name: str, grace: float) -> None:
+    async def remove(self, name: str, grace: float) -> None:
         """Drain and end a group that is wanted no more; one that fails meanwhile is gone all the same."""
         record = self.records[name]
         try:
@@ -475,11 +407,11 @@ class Controller:
                 await self.drain(name, grace, hand_over=True)
         except NoriError as error:
             log.warning("group %s could not be drained before its removal: %s", name, error)
-        await self._end_on_purpose(name)
+        await self.end_on_purpose(name)
         self._tasks.pop(name, None)
         del self.records[name]
         self.models.pop(name, None)
-        self._tell(record, "removed")
+        self.tell(record, "removed")
 
     @property
     def restarts(self) -> tuple[int, int]:

@@ -39,7 +39,11 @@ class Pool(Protocol):
 
     async def router_snapshot(self) -> RouterSnapshot: ...
 
-    async def roll(
+
+class RollFn(Protocol):
+    """Operations.roll."""
+
+    async def __call__(
         self,
         names: Sequence[str],
         act: Callable[[str], Awaitable[None]],
@@ -83,9 +87,17 @@ class Reload:
     """One reload of some groups. grace: seconds for requests that have to end where they are; timeout: for a load."""
 
     def __init__(
-        self, pool: Pool, model: ModelConfig, policy: InFlightPolicy, *, grace: float, timeout: float = 600.0
+        self,
+        pool: Pool,
+        roll: RollFn,
+        model: ModelConfig,
+        policy: InFlightPolicy,
+        *,
+        grace: float,
+        timeout: float = 600.0,
     ) -> None:
         self._pool = pool
+        self._roll = roll
         self._model = model
         self._policy = policy
         self._grace = grace
@@ -101,7 +113,7 @@ class Reload:
         for old in {self._pool.models[name].path for name in due}:
             await asyncio.to_thread(check_folder, Path(old), new)
         try:
-            await self._pool.roll(due, self._act, max_unavailable, grace=0.0, hand_over=False, on_progress=on_progress)
+            await self._roll(due, self._act, max_unavailable, grace=0.0, hand_over=False, on_progress=on_progress)
         except EngineFailure as error:
             held = ", ".join(f"{name} {self._pool.models[name].weight_version}" for name in names)
             raise EngineFailure(f"{error.message}; weight versions now: {held}") from error

@@ -1,6 +1,6 @@
 """An operation on group after group, few of them out of service at a time: the order as a pure state machine.
 
-Controller.roll drives it: drain with hand-over, act, wait until ready, next. The first failure lets what is under way
+Operations.roll drives it: drain with hand-over, act, wait until ready, next. The first failure lets what is under way
 end and takes no further group.
 """
 

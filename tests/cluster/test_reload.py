@@ -93,7 +93,7 @@ async def test_every_group_in_turn_and_later_ones_too(tmp_path: Path) -> None:
         await until(lambda: world.newest("m-1").incarnation == 2)
         await until(ready(made, 2))
         assert world.newest("m-1").model.path == str(tmp_path)
-        await made.scale(3, 0.0)
+        await made.operations.scale(3, 0.0)
         assert world.newest("m-2").model.weight_version == "2"
         assert world.newest("m-0").incarnation == 1
 
@@ -151,7 +151,7 @@ async def test_abort_ends_what_runs(tmp_path: Path) -> None:
 async def test_a_group_lost_over_it_comes_back_with_what_it_had_and_the_rest_is_not_touched(tmp_path: Path) -> None:
     world = World()
     async with controller(world) as made:
-        await made.scale(3, 0.0)
+        await made.operations.scale(3, 0.0)
         world.left = 0
         world.reloads["m-1"] = [EngineFailure("rank 0 failed: OSError: cannot be read")]
         with pytest.raises(EngineFailure) as told:
@@ -190,8 +190,8 @@ async def test_refused_at_once(tmp_path: Path) -> None:
             await admin.reload("m", "a", "", "wait", 1, None)
         with pytest.raises(EngineFailure, match="does not exist"):
             await run(made, tmp_path / "nowhere")
-        made._operation = "scaling"
+        made.operations.under_way = "scaling"
         with pytest.raises(EngineFailure, match="scaling is under way"):
             await run(made, tmp_path)
-        made._operation = ""
+        made.operations.under_way = ""
         assert world.journal == []

@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 async def test_whole_groups_and_the_router_are_adopted_as_they_run(file: Path) -> None:
     world = World()
     async with lost_controller(world, file) as first:
-        await first.scale(3, 0.0)
+        await first.operations.scale(3, 0.0)
         port = first._admin.port if first._admin else 0
         last = first.events.past(0)[-1].sequence
     before = list(world.journal)
@@ -105,7 +105,7 @@ async def test_groups_that_were_starting_start_anew_with_another_incarnation(fil
     world = World()
     async with lost_controller(world, file) as first:
         world.slow = {"m-2"}
-        scaling = asyncio.create_task(first.scale(3, 0.0))
+        scaling = asyncio.create_task(first.operations.scale(3, 0.0))
         await until(lambda: "m-2" in first.groups)
         scaling.cancel()
     world.slow = set()
@@ -135,7 +135,7 @@ async def test_a_drain_by_hand_stays_and_one_of_an_operation_is_undone(file: Pat
 async def test_a_removal_that_was_cut_off_goes_on(file: Path) -> None:
     world = World()
     async with lost_controller(world, file) as first:
-        scaling = asyncio.create_task(first.scale(1, 30.0))
+        scaling = asyncio.create_task(first.operations.scale(1, 30.0))
         await until(lambda: "drain m-1 and hand over" in world.journal)
         scaling.cancel()
         await asyncio.wait({scaling})

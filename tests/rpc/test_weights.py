@@ -153,7 +153,7 @@ async def test_a_walk_of_reloads_and_losses_mixes_nothing(seed: int) -> None:
             asked.extend(cluster.ask(rng.randint(1, 120), n=rng.choice((1, 1, 2)))[0])
 
         async def roll() -> None:
-            """Every group in turn, as Controller.roll does; sometimes it stops half-way."""
+            """Every group in turn, as Operations.roll does; sometimes it stops half-way."""
             nonlocal version
             version += 1
             for name in rng.sample(names, rng.randint(1, 3)):
