@@ -9,6 +9,7 @@ import triton.language as tl
 
 from nori_kernels.casts import rounded
 from nori_kernels.quantized_rows import LIMITS, quantize_reference, quantized, scale_of
+from nori_kernels.targets import WITHOUT_FP8
 from nori_kernels.variant import Variant
 
 KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}  # gelu: by erf; gelu_tanh: the approximation many checkpoints name
@@ -119,7 +120,7 @@ def _shape(x: torch.Tensor) -> tuple[int, int]:
     return x.shape[0], x.shape[1] // 2
 
 
-def _variant(kind: str, out: str) -> Variant:
+def _variant(kind: str, out: str, targets: tuple[str, ...] = ()) -> Variant:
     quantize = out != "bf16"
     strides = {"x_stride": "i64", "out_stride": "i64", "inner": "i32"}
     scale = {"scale_ptr": "*fp32"} if quantize else {}
@@ -133,7 +134,8 @@ def _variant(kind: str, out: str) -> Variant:
             **({"LIMIT": 127.0 if out == "i8" else 448.0} if quantize else {}),
         },
         aligned=("x_stride", "out_stride", "inner"),
+        targets=targets,
     )
 
 
-VARIANTS = [_variant("silu", "bf16"), _variant("silu", "fp8e4nv")]
+VARIANTS = [_variant("silu", "bf16"), _variant("silu", "fp8e4nv"), _variant("silu", "i8", WITHOUT_FP8)]

@@ -9,7 +9,6 @@ import triton.language as tl
 from nori_kernels.casts import TRITON_TYPES, operand
 from nori_kernels.layout import PagedKV, gather_reference, token_offsets
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 

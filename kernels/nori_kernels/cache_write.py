@@ -200,7 +200,6 @@ def _variant(dtype: torch.dtype, kv_dtype: torch.dtype, dim: int, rotate: bool) 
 
 
 VARIANTS = [
-    _variant(torch.bfloat16, torch.bfloat16, 128, True),
-    _variant(torch.bfloat16, torch.bfloat16, 80, False),
+    _variant(torch.bfloat16, torch.bfloat16, 128, False),
     _variant(torch.bfloat16, torch.float8_e4m3fn, 128, True),
 ]

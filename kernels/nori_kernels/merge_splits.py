@@ -117,4 +117,4 @@ def _variant(dtype: str, dim: int, sinks: bool) -> Variant:
     )
 
 
-VARIANTS = [_variant("bf16", 128, False), _variant("bf16", 80, True)]
+VARIANTS = [_variant("bf16", 128, False)]

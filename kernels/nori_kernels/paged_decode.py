@@ -8,7 +8,6 @@ import triton.language as tl
 
 from nori_kernels.attend import (
     ALIGNED,
-    HEAD_DIMS,
     LN2,
     Scoring,
     attend,
@@ -209,9 +208,9 @@ def _variant(dtype: torch.dtype, kv_dtype: torch.dtype, dim: int, group: int, ex
 
 _BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
 VARIANTS = [
-    *(_variant(_BF16, _BF16, dim, 4) for dim in HEAD_DIMS),
-    _variant(_BF16, _BF16, 128, 8, extras=True),
+    _variant(_BF16, _BF16, 64, 4),
+    _variant(_BF16, _BF16, 128, 4),
+    _variant(_BF16, _BF16, 256, 8, extras=True),
     _variant(_BF16, _FP8, 128, 8),
-    _variant(torch.float16, torch.float16, 128, 4),
     _variant(torch.float32, torch.float32, 128, 4),
 ]

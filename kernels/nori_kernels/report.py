@@ -24,6 +24,8 @@ def main() -> int:
     compiled, spills, refused, failed = 0, 0, 0, []
     for variant in chosen:
         for target in TARGETS.values():
+            if not variant.meant_for(target.name):
+                continue
             head = f"{variant.name:<58} {target.name:<7}"
             if (reason := target.refusal(variant.uses)) is not None:
                 refused += 1

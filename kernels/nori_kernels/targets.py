@@ -52,6 +52,7 @@ TARGETS = {
         ),
     )
 }
+WITHOUT_FP8 = tuple(t.name for t in TARGETS.values() if "fp8e4nv" in t.lacks)  # what quantizes there gives int8
 
 
 def for_capability(major: int, minor: int) -> Target:

@@ -12,7 +12,8 @@ class Variant:
 
     aligned: integer arguments (strides) that are multiples of 16; every pointer is, unless `unaligned` names it.
     Without these attributes Triton does not pipeline loads. tensor_cores: "any" instruction of them, or for tiles of 64
-    rows and more the target's "large" one (wgmma, tcgen05), must be in the code. targets: all that have its dtypes.
+    rows and more the target's "large" one (wgmma, tcgen05), must be in the code.
+    targets: names of those it is compiled for; none = all that have its dtypes.
     """
 
     kernel: Any
@@ -25,6 +26,7 @@ class Variant:
     unaligned: tuple[str, ...] = ()
     tensor_cores: TensorCores = "none"
     dtypes: frozenset[str] = field(default=frozenset())  # used inside, besides those of the signature
+    targets: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -34,6 +36,10 @@ class Variant:
     def uses(self) -> set[str]:
         """Triton dtypes without which this variant does not exist."""
         return {kind.removeprefix("*") for kind in self.signature.values()} | self.dtypes
+
+    def meant_for(self, target: str) -> bool:
+        """Whether this target compiles it, unless it lacks a dtype."""
+        return not self.targets or target in self.targets
 
     def full_signature(self) -> dict[str, str]:
         """Every argument in order. ValueError where the lists and the kernel's own arguments differ."""

@@ -1,13 +1,23 @@
 """Every kernel is compiled ahead of time, every helper is used, and every variant names its arguments."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from nori_kernels.casts import interpreted
 from nori_kernels.catalog import VARIANTS, entries, jit_functions
 from nori_kernels.targets import TARGETS, for_capability
+from nori_kernels.variant import Variant
 
 pytestmark = pytest.mark.contract
-MAX_COMPILES = 160  # 0.5 s each; all head dims, dtypes and weight layouts for three targets
+MAX_COMPILES = 120  # of the issue; what wrappers take beyond them stands in docs/kernels.md
+
+
+def compiles() -> Iterator[tuple[Variant, str]]:
+    for variant in VARIANTS:
+        for target in TARGETS.values():
+            if variant.meant_for(target.name) and target.refusal(variant.uses) is None:
+                yield variant, target.name
 
 
 def test_every_kernel_has_variants() -> None:
@@ -33,8 +43,13 @@ def test_variants_name_every_argument_once(variant) -> None:
 def test_names_are_unique_and_compiles_few() -> None:
     names = [variant.name for variant in VARIANTS]
     assert len(set(names)) == len(names)
-    compiles = sum(target.refusal(v.uses) is None for v in VARIANTS for target in TARGETS.values())
-    assert compiles <= MAX_COMPILES
+    assert len(list(compiles())) <= MAX_COMPILES
+
+
+def test_every_kernel_is_compiled_for_every_target() -> None:
+    for target in TARGETS:
+        assert sorted({variant.kernel.fn.__name__ for variant, name in compiles() if name == target}) == entries()
+    assert {name for variant in VARIANTS for name in variant.targets} <= TARGETS.keys()
 
 
 def test_targets_refuse_what_they_lack() -> None:

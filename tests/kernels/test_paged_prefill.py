@@ -81,7 +81,10 @@ def test_where_blocks_lie_changes_nothing() -> None:
 
 
 def test_tiles_hold_the_group_and_grow_with_the_longest_row() -> None:
-    assert tile_rows(torch.bfloat16, 128, 4, 5) == 32
+    assert tile_rows(torch.bfloat16, 128, 4, 4) == 16
+    assert tile_rows(torch.bfloat16, 128, 4, 5) == 64
+    assert tile_rows(torch.bfloat16, 128, 17, 1) == 64
+    assert tile_rows(torch.bfloat16, 128, 4, 17) == 128
     assert tile_rows(torch.bfloat16, 128, 1, 5) == 16
     assert tile_rows(torch.bfloat16, 128, 7, 1000) == 128
     assert tile_rows(torch.bfloat16, 256, 7, 1000) == 64

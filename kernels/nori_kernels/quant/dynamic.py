@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from nori_kernels.quantized_rows import LIMITS, quantize_reference, quantized, scale_of
+from nori_kernels.targets import WITHOUT_FP8
 from nori_kernels.variant import Variant
 
 BLOCK = 1024
@@ -94,7 +95,7 @@ def quantize_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) ->
     return out
 
 
-def _rows(out: str, block: int) -> Variant:
+def _rows(out: str, block: int, targets: tuple[str, ...] = ()) -> Variant:
     return Variant(
         kernel=quantize_rows_kernel,
         label=f"bf16 to {out} block {block}",
@@ -110,18 +111,17 @@ def _rows(out: str, block: int) -> Variant:
         constexprs={"LIMIT": 127.0 if out == "i8" else 448.0, "BLOCK": block},
         num_warps=4 if block > 128 else 1,
         aligned=("x_stride", "out_stride", "width"),
+        targets=targets,
     )
 
 
-VARIANTS = [
-    _rows("i8", BLOCK),
-    _rows("fp8e4nv", GROUP),
-    Variant(
+def _static(out: str, targets: tuple[str, ...] = ()) -> Variant:
+    return Variant(
         kernel=quantize_static_kernel,
-        label="bf16 to fp8e4nv",
+        label=f"bf16 to {out}",
         signature={
             "x_ptr": "*bf16",
-            "out_ptr": "*fp8e4nv",
+            "out_ptr": f"*{out}",
             "scale_ptr": "*fp32",
             "x_stride": "i64",
             "out_stride": "i64",
@@ -129,5 +129,14 @@ VARIANTS = [
         },
         constexprs={"BLOCK": BLOCK},
         aligned=("x_stride", "out_stride", "width"),
-    ),
+        targets=targets,
+    )
+
+
+VARIANTS = [
+    _rows("fp8e4nv", BLOCK),
+    _rows("fp8e4nv", GROUP),
+    _rows("i8", BLOCK, WITHOUT_FP8),
+    _static("fp8e4nv"),
+    _static("i8", WITHOUT_FP8),
 ]
