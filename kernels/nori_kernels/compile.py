@@ -60,7 +60,11 @@ def usage(variant: Variant, target: Target, cache: Path) -> Usage:
 
 
 def _options(variant: Variant) -> dict[str, Any]:
-    return {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": True}
+    return {
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        "enable_fp_fusion": variant.fp_fusion,
+    }
 
 
 def _key(variant: Variant, target: Target) -> str:

@@ -381,6 +381,7 @@ VARIANTS = [
         },
         constexprs={"ALLOWED": True, "MASKED": True, "SEEN": True, "BLOCK": 1024},
         aligned=("logits_stride", "scores_stride", "seen_stride"),
+        fp_fusion=False,
     ),
     Variant(
         kernel=choose_kernel,
@@ -389,5 +390,6 @@ VARIANTS = [
         constexprs={"BITS": BITS, "BLOCK": 1024},
         num_warps=WARPS,
         aligned=("scores_stride",),
+        fp_fusion=False,
     ),
 ]

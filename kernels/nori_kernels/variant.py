@@ -27,6 +27,7 @@ class Variant:
     tensor_cores: TensorCores = "none"
     dtypes: frozenset[str] = field(default=frozenset())  # used inside, besides those of the signature
     targets: tuple[str, ...] = ()
+    fp_fusion: bool = True  # as launched: False where a product and a sum are rounded apart, like the CPU's
 
     @property
     def name(self) -> str:

@@ -1,5 +1,6 @@
 """Every kernel is compiled ahead of time, every helper is used, and every variant names its arguments."""
 
+import ast
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,22 @@ def test_every_kernel_is_compiled_for_every_target() -> None:
     for target in TARGETS:
         assert sorted({variant.kernel.fn.__name__ for variant, name in compiles() if name == target}) == entries()
     assert {name for variant in VARIANTS for name in variant.targets} <= TARGETS.keys()
+
+
+def launches() -> Iterator[tuple[str, bool]]:
+    """(kernel, whether it fuses products and sums) of every `x_kernel[grid](…)` in the package."""
+    for path in set(jit_functions().values()):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                given = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                yield ast.unparse(node.func.value), given.get("enable_fp_fusion", "True") == "True"
+
+
+def test_products_and_sums_are_fused_as_launched() -> None:
+    launched = set(launches())
+    assert sorted(name for name, _ in launched) == entries()
+    assert {(variant.kernel.fn.__name__, variant.fp_fusion) for variant in VARIANTS} == launched
+    assert ("choose_kernel", False) in launched
 
 
 def test_targets_refuse_what_they_lack() -> None:
