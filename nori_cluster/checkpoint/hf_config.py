@@ -38,13 +38,23 @@ class CheckpointConfig(msgspec.Struct, frozen=True):
     torch_dtype: str
 
 
-def read_config(folder: Path) -> CheckpointConfig:
-    """Raises CheckpointError naming the file and the key."""
+def read_architecture(folder: Path) -> str:
+    """What config.json calls the model class, whatever else is in it. Raises CheckpointError."""
+    return _Keys(folder / CONFIG, _read(folder)).architecture()
+
+
+def _read(folder: Path) -> dict[str, Any]:
     raw = read_json_object(folder, CONFIG)
     if raw is None:
         raise CheckpointError(
             f"{folder}: no {CONFIG}; a model folder needs config.json, tokenizer.json and safetensors"
         )
+    return raw
+
+
+def read_config(folder: Path) -> CheckpointConfig:
+    """Raises CheckpointError naming the file and the key."""
+    raw = _read(folder)
     keys = _Keys(folder / CONFIG, raw)
     if "num_attention_heads" not in raw and "text_config" in raw:
         name = keys.architecture()

@@ -1,6 +1,7 @@
 """What the user calls a model → an ordinary checkpoint folder. The one entry to checkpoint/ for CLI, launch and LLM."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from nori_cluster.checkpoint.demo import DEMO_NAME, make_demo
@@ -14,13 +15,18 @@ from nori_cluster.checkpoint.store import get_or_make, models_folder
 from nori_cluster.errors import CheckpointError, ModelUnavailable
 
 
-def resolve(source: str, *, progress: Progress | None = None) -> Path:
+def resolve(
+    source: str, *, progress: Progress | None = None, accept: Callable[[Path], None] = lambda folder: None
+) -> Path:
     """The checkpoint folder of a demo name, a folder, a .gguf file, a converted model's name or a hub repository id.
 
     Converts or downloads when needed (cached under $NORI_HOME/models, the hub's in its own cache). The result has been
-    checked: config, tokenizer file, and every weight file's header. Raises ModelUnavailable or CheckpointError.
+    checked: config, tokenizer file, and every weight file's header. Raises ModelUnavailable or CheckpointError, and
+    before these checks whatever `accept` raises for the folder.
     """
-    return checked_folder(_locate(source, progress or NoProgress()))
+    folder = _locate(source, progress or NoProgress())
+    accept(folder)
+    return checked_folder(folder)
 
 
 def checked_folder(folder: Path) -> Path:

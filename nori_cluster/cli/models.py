@@ -17,6 +17,7 @@ from nori_cluster.checkpoint.verify import CheckpointReport, list_models, to_jso
 from nori_cluster.checkpoint.verify import verify as verify_folder
 from nori_cluster.cli.flags import Json
 from nori_cluster.cli.pulling import Bars, pull
+from nori_cluster.cli.served import require_architecture, require_served
 from nori_cluster.errors import CheckpointError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Pull, list, convert and verify checkpoints.")
@@ -81,11 +82,16 @@ def convert(
 
 @app.command("verify")
 def verify(source: Source, as_json: Json = False) -> None:
-    """Say whether a checkpoint can be served, from its headers; exit code 1 when it cannot."""
+    """Say whether a checkpoint can be served, from its headers; exit code 1 when it cannot, 2 when no such model is."""
     path = Path(source).expanduser()
     stored = source in converted_models()
     folder = path if path.is_dir() else models_folder() / source if stored else pull(source, NOTES)
     report = verify_folder(folder)
+    try:
+        (require_served if report.ok else require_architecture)(folder)
+    except CheckpointError as error:
+        problems = dict.fromkeys((*report.problems, error.message))
+        report = msgspec.structs.replace(report, problems=tuple(problems))
     typer.echo(to_json(report) if as_json else describe(report))
     raise typer.Exit(0 if report.ok else 1)
 

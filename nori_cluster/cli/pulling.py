@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nori_cluster.checkpoint.source import resolve
+from nori_cluster.cli.served import require_served
 
 
 class Bars:
@@ -25,5 +26,6 @@ class Bars:
 
 
 def pull(source: str, console: Console) -> Path:
-    """The local checkpoint folder of a source, fetched and converted where needed. See checkpoint.source.resolve."""
-    return resolve(source, progress=Bars(console))
+    """The local checkpoint folder of a source, fetched and converted where needed: one that is served, see
+    require_served and checkpoint.source.resolve."""
+    return resolve(source, progress=Bars(console), accept=require_served)

@@ -23,10 +23,16 @@ REFUSED = {
 class Models(Registry):
     """Architectures known but not served are refused with what is missing for them."""
 
-    def __getitem__(self, name: str) -> Any:
+    def require(self, name: str) -> None:
+        """ConfigError with what is supported, unless the architecture is served. Imports no model."""
+        supported = ", ".join(sorted(self))
         if name in REFUSED:
-            supported = ", ".join(sorted(self))
             raise ConfigError(f"{self.kind} {name!r} is not served ({REFUSED[name]}); supported: {supported}")
+        if name not in self:
+            raise ConfigError(f"unknown {self.kind} {name!r:.80}; supported: {supported}")
+
+    def __getitem__(self, name: str) -> Any:
+        self.require(name)
         return super().__getitem__(name)
 
 
