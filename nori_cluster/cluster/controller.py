@@ -28,6 +28,7 @@ from nori_cluster.cluster.state import SavedState
 from nori_cluster.cluster.worker_group import WorkerGroup
 from nori_cluster.config import ClusterConfig, ModelConfig, RouterConfig
 from nori_cluster.errors import EngineFailure, NoriError, NotFound, Overloaded
+from nori_cluster.routing.base import GroupRestarts, Restarts
 from nori_cluster.rpc import admin
 from nori_cluster.rpc.router_server import RouterSnapshot
 from nori_cluster.rpc.tasks import background
@@ -65,7 +66,11 @@ class Controller:
         self._make_group = make_group
         self._admin_port = config.ports.admin
         self._router = RouterKeeper(
-            partial(make_router, config.router), config.internal_host, config.ports.router, on_start=self._save
+            partial(make_router, config.router),
+            config.internal_host,
+            config.ports.router,
+            on_start=self._save,
+            count=self._restarts,
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of each group's newest incarnation
         self._loops: list[asyncio.Task[None]] = []
@@ -417,6 +422,17 @@ class Controller:
     def restarts(self) -> tuple[int, int]:
         """How often another controller and another router had to take over."""
         return self._takeovers, self._router.restarts
+
+    def _restarts(self) -> Restarts:
+        controllers, routers = self.restarts
+        groups = tuple(
+            GroupRestarts(
+                group_id=record.name, model=self.wanted_model(record.name).name,
+                lost=record.lost, on_purpose=record.restarts,
+            )
+            for record in self.records.values()
+        )  # fmt: skip
+        return Restarts(controllers=controllers, routers=routers, groups=groups)
 
     @property
     def desired(self) -> int:

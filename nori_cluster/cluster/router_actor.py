@@ -4,6 +4,7 @@ import os
 
 from nori_cluster import telemetry
 from nori_cluster.config import RouterConfig
+from nori_cluster.routing.base import Restarts
 from nori_cluster.rpc.router_server import RouterServer, RouterSnapshot
 
 
@@ -22,6 +23,9 @@ class RouterActor:
 
     async def set_draining(self, group_id: str, draining: bool) -> bool:
         return self._server.set_draining(group_id, draining)
+
+    async def set_restarts(self, restarts: Restarts) -> None:
+        self._server.set_restarts(restarts)
 
     async def pid(self) -> int:
         return os.getpid()

@@ -16,6 +16,7 @@ from nori_cluster.cluster.actors import ROUTER, expected, named_actor, pinned_to
 from nori_cluster.cluster.router_actor import RouterActor
 from nori_cluster.config import RouterConfig
 from nori_cluster.errors import EngineFailure, NoriError
+from nori_cluster.routing.base import Restarts
 from nori_cluster.rpc.router_server import RouterSnapshot
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class RouterHandle(Protocol):
     async def snapshot(self) -> RouterSnapshot: ...
 
     async def set_draining(self, group_id: str, draining: bool) -> bool: ...
+
+    async def set_restarts(self, restarts: Restarts) -> None: ...
 
     async def pid(self) -> int: ...
 
@@ -69,6 +72,9 @@ class RouterProcess:
         found: bool = await _answer(self._actor.set_draining.remote(group_id, draining))
         return found
 
+    async def set_restarts(self, restarts: Restarts) -> None:
+        await _answer(self._actor.set_restarts.remote(restarts))
+
     async def pid(self) -> int:
         number: int = await _answer(self._actor.pid.remote())
         return number
@@ -86,7 +92,7 @@ async def _answer(reference: Any) -> Any:
 
 class RouterKeeper:
     """start or adopt, then keep for as long as the cluster lives. spawn: a RouterHandle of that name, "" a new one.
-    on_start: another one serves."""
+    on_start: another one serves. count: what it shall tell gateways of restarts."""
 
     def __init__(
         self,
@@ -94,8 +100,10 @@ class RouterKeeper:
         host: str,
         port: int,
         on_start: Callable[[], None] = lambda: None,
+        count: Callable[[], Restarts] = Restarts,
     ) -> None:
         self._on_start = on_start
+        self._count = count
         self._spawn = spawn
         self._host = host
         self._port = port
@@ -147,12 +155,12 @@ class RouterKeeper:
         self._on_start()
 
     async def keep(self) -> None:
-        """Until cancelled: replace a router that is lost, as often as it takes."""
+        """Until cancelled: replace a router that is lost, as often as it takes. Each look tells it of restarts."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             try:
                 async with asyncio.timeout(SILENT_SECONDS):
-                    await self.snapshot()
+                    await self._running().set_restarts(self._count())
             except (NoriError, TimeoutError) as error:
                 log.error("the router is lost, starting another: %s", str(error) or "it does not answer")
                 self.kill()

@@ -25,6 +25,7 @@ class GroupMetrics(Collector):
         links = self._groups()
         yield from self._queue()
         yield from self._losses()
+        yield from self._restarts()
         up = GaugeMetricFamily("nori_group_up", "1 when the group takes requests.", labels=[*LABELS, "state", "link"])
         values = {
             name: GaugeMetricFamily(f"nori_group_{name}", text, labels=LABELS)
@@ -91,6 +92,26 @@ class GroupMetrics(Collector):
         ):
             if value is not None:
                 yield GaugeMetricFamily(name, text, value=value)
+
+    def _restarts(self) -> Iterator[Metric]:
+        """What the controller counts and the router passes on; kept as it was while either is away. Every gateway shows
+        the same numbers: take their maximum, not their sum."""
+        restarts = self._router.restarts
+        groups = CounterMetricFamily(
+            "nori_group_restarts",
+            "Incarnations of the group that ended; cause: lost, or purpose (a restart that was asked for).",
+            labels=[*LABELS, "cause"],
+        )
+        for group in restarts.groups:
+            groups.add_metric([group.model, group.group_id, "lost"], group.lost)
+            groups.add_metric([group.model, group.group_id, "purpose"], group.on_purpose)
+        yield groups
+        yield CounterMetricFamily(
+            "nori_controller_restarts", "Controllers that took over from a lost one.", value=restarts.controllers
+        )
+        yield CounterMetricFamily(
+            "nori_router_restarts", "Routers that took over from a lost one.", value=restarts.routers
+        )
 
     def _losses(self) -> Iterator[Metric]:
         """Groups that were lost under requests, and what became of those."""

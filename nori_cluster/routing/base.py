@@ -87,6 +87,24 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in PLACEABLE
 
 
+class GroupRestarts(msgspec.Struct, frozen=True, kw_only=True):
+    """Incarnations of a group that ended: lost, or ended on purpose to start anew."""
+
+    group_id: str
+    model: str
+    lost: int = 0
+    on_purpose: int = 0
+
+
+class Restarts(msgspec.Struct, frozen=True, kw_only=True):
+    """Since the cluster started. controllers, routers: that took over from a lost one. groups: those that are wanted or
+    being removed."""
+
+    controllers: int = 0
+    routers: int = 0
+    groups: tuple[GroupRestarts, ...] = ()
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway asks for a group. request: unique among the gateway's open ones. time_left: seconds, None = no end.
 

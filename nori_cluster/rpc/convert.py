@@ -15,6 +15,7 @@ from nori_cluster.routing.base import (
     Finished,
     GroupRegistration,
     GroupReport,
+    GroupRestarts,
     GroupState,
     GroupView,
     OpenRequest,
@@ -22,6 +23,7 @@ from nori_cluster.routing.base import (
     Placement,
     Refusal,
     RefusalReason,
+    Restarts,
 )
 from nori_cluster.rpc.convert_sampling import sampling_to_pb
 from nori_cluster.rpc.generated.nori.common.v1 import generation_pb2
@@ -125,6 +127,21 @@ def report_from_pb(value: router.GroupReport) -> GroupReport:
 def state_from_pb(value: int) -> GroupState:
     """A state this version does not know takes no work."""
     return GroupState(value) if value in GroupState._value2member_map_ else GroupState.STALLED
+
+
+def restarts_to_pb(value: Restarts) -> router.Restarts:
+    groups = [
+        router.GroupRestarts(group_id=g.group_id, model=g.model, lost=g.lost, on_purpose=g.on_purpose)
+        for g in value.groups
+    ]
+    return router.Restarts(controllers=value.controllers, routers=value.routers, groups=groups)
+
+
+def restarts_from_pb(message: router.Restarts) -> Restarts:
+    groups = [
+        GroupRestarts(group_id=g.group_id, model=g.model, lost=g.lost, on_purpose=g.on_purpose) for g in message.groups
+    ]
+    return Restarts(controllers=message.controllers, routers=message.routers, groups=tuple(groups))
 
 
 def view_to_pb(value: GroupView) -> router.GroupView:

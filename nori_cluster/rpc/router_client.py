@@ -22,6 +22,7 @@ from nori_cluster.routing.base import (
     Placement,
     Refusal,
     RefusalReason,
+    Restarts,
 )
 from nori_cluster.routing.drain import UNKNOWN, spread
 from nori_cluster.routing.least_loaded import LeastLoaded
@@ -95,6 +96,7 @@ class RouterClient:
         self.connected = False
         self.table: tuple[GroupView, ...] = ()
         self.gateways = 1
+        self.restarts = Restarts()  # as the controller last told them
         self._told = QueueView()
         self._refused_full = 0
         self.local_placements = 0
@@ -279,6 +281,8 @@ class RouterClient:
         if message.HasField("table"):
             self.gateways = max(1, message.table.gateways)
             self._told = _queue_view(message.table)
+            if message.table.HasField("restarts"):  # a new router knows of none yet
+                self.restarts = convert.restarts_from_pb(message.table.restarts)
             self.table = tuple(convert.view_from_pb(view) for view in message.table.groups)
             self._on_table(self.table)
         for placement in message.placements:

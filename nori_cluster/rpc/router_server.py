@@ -15,7 +15,7 @@ import msgspec
 from nori_cluster.config import RouterConfig
 from nori_cluster.errors import ClientError
 from nori_cluster.routing import POLICIES
-from nori_cluster.routing.base import GroupState, GroupView, Placement, Refusal
+from nori_cluster.routing.base import GroupState, GroupView, Placement, Refusal, Restarts
 from nori_cluster.routing.router import Router
 from nori_cluster.rpc import convert
 from nori_cluster.rpc.generated.nori.router.v1 import router_service_pb2 as pb
@@ -132,6 +132,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         self._told_full = False
         self._loads_changed = False
         self._loads_told = 0.0
+        self._restarts: Restarts | None = None  # until the controller told
         self._table: pb.Table | None = None
         self._server: grpc.aio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -186,6 +187,13 @@ class RouterServer(pb_grpc.RouterServiceServicer):
         found = self._router.set_draining(group_id, draining, time.monotonic())
         self._deliver()
         return found
+
+    def set_restarts(self, restarts: Restarts) -> None:
+        """What the controller counts; every gateway is told when it changed."""
+        if restarts != self._restarts:
+            self._restarts = restarts
+            self._told_epoch = 0
+            self._deliver()
 
     # -- gateways ---------------------------------------------------------------------------------------------------
 
@@ -320,6 +328,7 @@ class RouterServer(pb_grpc.RouterServiceServicer):
                 waiting=len(self._router.queue),
                 drain_rate=self._router.drain.rate(now),
                 retry_after=convert.duration(self._router.retry_after(now)),
+                restarts=None if self._restarts is None else convert.restarts_to_pb(self._restarts),
             )
         return self._table
 

@@ -11,7 +11,7 @@ from nori_cluster.cluster import reconcile, router_keeper
 from nori_cluster.cluster.admin_backend import REMEMBERED_OPERATIONS, ControllerAdmin
 from nori_cluster.cluster.reconcile import Phase
 from nori_cluster.errors import CheckpointError, ConfigError, EngineFailure, NoriError, NotFound, Overloaded
-from nori_cluster.routing.base import GroupRegistration, GroupReport, GroupState, GroupView
+from nori_cluster.routing.base import GroupRegistration, GroupReport, GroupRestarts, GroupState, GroupView, Restarts
 from nori_cluster.rpc.admin_types import OperationInfo
 from nori_cluster.types import GroupSpec
 
@@ -106,6 +106,24 @@ async def test_a_group_that_cannot_be_ended_does_not_block_its_place() -> None:
         world.newest("m-0").die()
         await until(lambda: world.newest("m-0").incarnation == 2)
         await until(ready(made, 2))
+
+
+async def test_gateways_are_told_of_restarts() -> None:
+    """By the router, which hears them from the controller; a router that follows hears all of them again."""
+    world = World()
+    async with controller(world) as made:
+        world.newest("m-1").die()
+        await until(lambda: world.newest("m-1").incarnation == 2)
+        await until(ready(made, 2))
+        await made.operations.restart_groups(1, 0.0)
+
+        def group(name: str, lost: int) -> GroupRestarts:
+            return GroupRestarts(group_id=name, model="m", lost=lost, on_purpose=1)
+
+        groups = (group("m-0", 0), group("m-1", 1))
+        await until(lambda: world.restarts == Restarts(groups=groups))
+        world.routers[0].dead = True
+        await until(lambda: world.restarts == Restarts(routers=1, groups=groups))
 
 
 # -- the router ------------------------------------------------------------------------------------------------------

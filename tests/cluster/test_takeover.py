@@ -53,6 +53,7 @@ async def test_whole_groups_and_the_router_are_adopted_as_they_run(file: Path) -
         await until(ready(second, 3))
         status = await ControllerAdmin(second).get_status()
         assert (status.controller_restarts, status.models[0].desired_groups) == (1, 3)
+        await until(lambda: world.restarts.controllers == 1)
 
 
 async def test_what_is_not_whole_is_ended_and_replaced(file: Path) -> None:

@@ -12,7 +12,7 @@ from nori_cluster.cluster.reconcile import Phase
 from nori_cluster.cluster.state import RunningGroup
 from nori_cluster.config import ClusterConfig, GroupConfig, ModelConfig, Ports
 from nori_cluster.errors import EngineFailure
-from nori_cluster.routing.base import GroupView
+from nori_cluster.routing.base import GroupView, Restarts
 from nori_cluster.rpc.router_server import GatewayStatus, GroupStatus, RouterSnapshot
 from nori_cluster.types import GroupSpec
 
@@ -54,6 +54,10 @@ class FakeRouter:
         await self.snapshot()
         self.world.journal.append(f"router {'drains' if draining else 'resumes'} {group_id}")
         return True
+
+    async def set_restarts(self, restarts: Restarts) -> None:
+        await self.snapshot()
+        self.world.restarts = restarts
 
     def kill(self) -> None:
         self.dead = True
@@ -150,6 +154,7 @@ class World:
         self.kept: list[set[str]] = []  # what each sweep for strays left alive
         self.views: list[GroupView] = []
         self.port_taken = self.kill_fails = False
+        self.restarts = Restarts()  # as the controller told the router last
         self.left: int | None = None  # what every drain leaves; None: 3 when short, else what FakeGroup.drains says
         self.waiting = [0]  # in the router, look after look
         self.reloads: dict[str, list[Exception]] = {}  # name → what its next reloads raise

@@ -277,7 +277,7 @@ class Finished(_message.Message):
     def __init__(self, request: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("epoch", "groups", "gateways", "queue_full", "waiting", "drain_rate", "retry_after")
+    __slots__ = ("epoch", "groups", "gateways", "queue_full", "waiting", "drain_rate", "retry_after", "restarts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +285,7 @@ class Table(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     DRAIN_RATE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupView]
     gateways: int
@@ -292,7 +293,30 @@ class Table(_message.Message):
     waiting: int
     drain_rate: float
     retry_after: _duration_pb2.Duration
-    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., gateways: _Optional[int] = ..., queue_full: _Optional[bool] = ..., waiting: _Optional[int] = ..., drain_rate: _Optional[float] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    restarts: Restarts
+    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., gateways: _Optional[int] = ..., queue_full: _Optional[bool] = ..., waiting: _Optional[int] = ..., drain_rate: _Optional[float] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restarts: _Optional[_Union[Restarts, _Mapping]] = ...) -> None: ...
+
+class Restarts(_message.Message):
+    __slots__ = ("controllers", "routers", "groups")
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    controllers: int
+    routers: int
+    groups: _containers.RepeatedCompositeFieldContainer[GroupRestarts]
+    def __init__(self, controllers: _Optional[int] = ..., routers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupRestarts, _Mapping]]] = ...) -> None: ...
+
+class GroupRestarts(_message.Message):
+    __slots__ = ("group_id", "model", "lost", "on_purpose")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    ON_PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    model: str
+    lost: int
+    on_purpose: int
+    def __init__(self, group_id: _Optional[str] = ..., model: _Optional[str] = ..., lost: _Optional[int] = ..., on_purpose: _Optional[int] = ...) -> None: ...
 
 class GroupView(_message.Message):
     __slots__ = ("group_id", "model", "address", "state", "outstanding_tokens", "kv_block_tokens", "hash_seed", "numerics_id", "max_context_tokens", "report", "group_incarnation", "max_running_sequences", "max_batched_tokens", "kv_blocks", "weights_id", "weight_version")
