@@ -36,6 +36,7 @@ from nori_cluster.rpc.tasks import background
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
+REPORT_SECONDS = 2.0  # for the report of a group that is empty to reach the router
 GONE_SECONDS = 10.0  # for the processes of a lost group to end
 
 
@@ -328,6 +329,7 @@ class Controller:
 
     async def drain(self, name: str, grace: float, *, hand_over: bool | None = None) -> int:
         """No new work for a group; returns the sequences left after `grace` seconds. EngineFailure when it is lost.
+        0: the group said that nothing of it runs, and so does its load from then on.
 
         hand_over: what is left then is given up, to go on elsewhere; None: where another group is ready, and the group
         stays drained until resumed, whoever controls the cluster.
@@ -341,9 +343,24 @@ class Controller:
         self.tell(self.records[name], "draining", f"at most {grace:g} s")
         others = [n for n, r in self.records.items() if r.phase is Phase.READY and n not in self._draining]
         left = await group.drain(grace, bool(others) if hand_over is None else hand_over)
+        if not left:
+            await self._reported_empty(name)
         if name in self._draining:
             self.tell(self.records[name], "drained", f"{left} sequences left" if left else "")
         return left
+
+    async def _reported_empty(self, name: str) -> None:
+        """The router has heard it too, or does not in time."""
+        deadline = time.monotonic() + REPORT_SECONDS
+        while time.monotonic() < deadline and name in self._draining:
+            try:
+                statuses = (await self.router_snapshot()).groups
+            except NoriError:  # another router hears of no load before the next report
+                return
+            load = next((status.view.report for status in statuses if status.view.group_id == name), None)
+            if load is None or not load.running_sequences + load.waiting_sequences:
+                return
+            await asyncio.sleep(TICK_SECONDS / 4)
 
     async def resume(self, name: str) -> None:
         """Undo a drain, or start a group again that was given up. NotFound, Overloaded (not up), EngineFailure."""

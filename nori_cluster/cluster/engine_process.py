@@ -102,6 +102,7 @@ class EngineProcess:
         if left and hand_over and self._server.draining:
             self._server.hand_over()
             left = await self._emptied(HAND_OVER_SECONDS)
+        self._registrar.changed()  # so that nobody reads an old load for long
         return left
 
     async def _emptied(self, timeout: float) -> int:

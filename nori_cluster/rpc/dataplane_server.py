@@ -69,13 +69,13 @@ class Session:
         finishes: list[FinishNews],
     ) -> None:
         """News of one step; index: which of the deltas' keys are this session's (None = all)."""
+        for finish in finishes:
+            self.live.discard(finish.key)
         if self.failure is not None:
             return  # the stream ends, and with it all that is live
         self._deltas.append((deltas, index))
         self._news.append((starts, finishes))
         self._unsent += len(deltas.ids) if index is None else int(deltas.counts[index].sum())
-        for finish in finishes:
-            self.live.discard(finish.key)
         if self._unsent > self.max_unsent:
             self._control, self._deltas, self._news = [], [], []
             self.fail(Overloaded("the gateway reads too slowly; its sequences are dropped"))
@@ -178,6 +178,7 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
         self._incarnation = incarnation
         self._on_failure = on_failure
         self._sessions: dict[int, Session] = {}
+        self._orphans: set[int] = set()  # keys whose stream ended before them; their abort is on its way
         self._next_session = 1
         self._max_num_seqs = core.scheduler.config.max_num_seqs
         self._description = describe(spec, self._max_num_seqs)
@@ -215,7 +216,7 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
     @property
     def open_sequences(self) -> int:
         """Sequences not yet reported as ended."""
-        return sum(len(session.live) for session in self._sessions.values())
+        return len(self._orphans) + sum(len(session.live) for session in self._sessions.values())
 
     def hand_over(self) -> None:
         """Give up every open sequence; their gateways go on with them in other groups."""
@@ -284,8 +285,9 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
         touched = {*np.unique(numbers).tolist(), *starts, *finishes}
         for number in touched:
             session = self._sessions.get(number)
-            if session is None:
-                continue  # its gateway left; the abort is on its way
+            if session is None:  # its gateway left
+                self._orphans.difference_update(finish.key for finish in finishes.get(number, []))
+                continue
             index = None if len(touched) == 1 else np.flatnonzero(numbers == number)
             session.deliver(deltas, index, starts.get(number, []), finishes.get(number, []))
 
@@ -297,6 +299,7 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
             if session := self._sessions.get(number):
                 session.control(pb.ExchangeResponse(accepted=pb.Accepted(handles=handles)))
         for key, error in news.refused:
+            self._orphans.discard(key)
             if session := self._sessions.get(key >> 32):
                 session.live.discard(key)
                 session.control(rejection([key & 0xFFFFFFFF], error))
@@ -356,6 +359,7 @@ class DataplaneServer(pb_grpc.WorkerGroupServiceServicer):
             reader.cancel()
             del self._sessions[session.number]
             if session.live:
+                self._orphans |= session.live
                 self._engine.abort(list(session.live))
 
     async def _read(self, session: Session, requests: AsyncIterator[pb.ExchangeRequest]) -> None:

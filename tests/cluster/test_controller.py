@@ -7,6 +7,7 @@ import pytest
 from fakes.cluster import until
 from fakes.pool import World, controller, ready
 
+from nori_cluster.cluster import controller as controller_module
 from nori_cluster.cluster import reconcile, router_keeper
 from nori_cluster.cluster.admin_backend import REMEMBERED_OPERATIONS, ControllerAdmin
 from nori_cluster.cluster.reconcile import Phase
@@ -78,6 +79,31 @@ async def test_a_crash_loop_ends_until_somebody_resumes_the_group(monkeypatch: p
         await admin.resume("m-0")
         await until(ready(made, 2))
         assert made.records["m-0"].failures == 0
+
+
+def view(name: str, running: int) -> GroupView:
+    facts = GroupRegistration(
+        group_id=name, incarnation=1, model="m", address="h:1", kv_blocks=8,
+        max_context_tokens=64, max_running_sequences=4, max_batched_tokens=64,
+    )  # fmt: skip
+    report = GroupReport(running_sequences=running)
+    return GroupView(registration=facts, state=GroupState.DRAINING, report=report)
+
+
+async def test_a_drain_ends_when_the_load_that_is_shown_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.left = 0  # the group is empty; the router's last report of it is from before
+    world.views = [view("m-0", 1), view("m-1", 2)]
+    async with controller(world) as made:
+        drain = asyncio.create_task(made.drain("m-0", 30.0))
+        await asyncio.sleep(0.3)
+        assert not drain.done()
+        world.views = [view("m-0", 0), view("m-1", 2)]
+        assert await asyncio.wait_for(drain, 1.0) == 0
+        assert made.events.past(0)[-1].kind == "drained"
+        world.views = [view("m-0", 1)]  # a router that hears no report holds up nobody for long
+        monkeypatch.setattr(controller_module, "REPORT_SECONDS", 0.1)
+        assert await asyncio.wait_for(made.drain("m-0", 30.0), 1.0) == 0
 
 
 async def test_events_are_followed_live() -> None:

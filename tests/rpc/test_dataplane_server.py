@@ -28,12 +28,13 @@ pytestmark = pytest.mark.unit
 
 
 class SlowExecutor(FakeExecutor):
-    """A step takes 5 ms; `broken` makes the next one fail."""
+    """A step takes 5 ms, or `pause` seconds; `broken` makes the next one fail."""
 
     broken = False
+    pause = 0.005
 
     def collect(self):
-        time.sleep(0.005)
+        time.sleep(self.pause)
         if self.broken:
             raise EngineFailure("rank 0 (pid 1) is gone")
         return super().collect()
@@ -229,6 +230,22 @@ async def test_a_lost_stream_aborts_its_sequences_only(group: Group) -> None:
         await group.settled()
 
 
+async def test_what_a_lost_stream_left_is_open_until_the_engine_let_it_go(group: Group) -> None:
+    """A drain that ended before would call a group empty in which sequences run."""
+    seen = []
+    async with Gateway(group.address) as leaves:
+        await leaves.submit(*(sequence(handle, [handle], max_tokens=190) for handle in range(3)))
+        await leaves.until(lambda: leaves.tokens)
+        group.executor.pause = 0.3  # the step in progress
+        await asyncio.sleep(0.05)
+    async with asyncio.timeout(3):
+        while group.server.open_sequences:
+            seen.append((len(group.server._sessions), group.server.open_sequences))
+            await asyncio.sleep(0.01)
+    assert (0, 3) in seen
+    assert not group.scheduler.has_work
+
+
 @pytest.mark.parametrize(
     ("message", "reason", "text"),
     [
@@ -376,6 +393,18 @@ async def test_a_bug_in_the_reader_ends_the_stream(group: Group, monkeypatch: py
         with pytest.raises(grpc.aio.AioRpcError, match="RuntimeError: odd"):
             await gateway.until(lambda: False)
     await group.settled()
+
+
+async def test_what_ends_after_its_stream_was_cut_is_open_no_more() -> None:
+    session = dataplane_server.Session(1, 0)
+    key = session.key(1)
+    session.live.add(key)
+    session.fail(Overloaded("the gateway reads too slowly"))
+    none = np.zeros(0, np.int32)
+    session.deliver(
+        StepDeltas(9, np.zeros(0, np.int64), none, none, none), None, [], [FinishNews(key, FinishReason.LENGTH)]
+    )
+    assert not session.live
 
 
 async def test_a_gateway_that_reads_too_slowly_is_cut(group: Group) -> None:
