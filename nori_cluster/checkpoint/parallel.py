@@ -11,6 +11,8 @@ def validate_parallel(config: CheckpointConfig, tp: int) -> None:
         "KV heads": config.num_key_value_heads,
         "intermediate columns": config.intermediate_size,
     }
+    if type(inner := config.raw.get("moe_intermediate_size")) is int:
+        parts["columns of an expert"] = inner
     if tp < 1:
         raise ConfigError(f"tensor parallel size must be at least 1, not {tp}", param="tensor_parallel_size")
     works = [size for size in range(1, config.num_key_value_heads + 1) if not any(n % size for n in parts.values())]

@@ -51,11 +51,15 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """[n, columns / size] → [n, rows]: each rank holds a share of the columns; the sum over ranks is the result."""
+    """[n, columns / size] → [n, rows]: each rank holds a share of the columns; the sum over ranks is the result.
 
-    def __init__(self, columns: int, rows: int, *, bias: bool, context: LayerContext) -> None:
+    reduce: False leaves the sum over ranks to the caller, and there is no bias.
+    """
+
+    def __init__(self, columns: int, rows: int, *, bias: bool, context: LayerContext, reduce: bool = True) -> None:
         super().__init__()
-        self.group = context.group
+        assert reduce or not bias, "each rank would add it"
+        self.group, self.reduce = context.group, reduce
         assert columns % self.group.size == 0, "validate_parallel comes first"
         self.columns, self.rows = columns, rows
         self.local = columns // self.group.size
@@ -72,5 +76,7 @@ class RowLinear(nn.Module):
         return Shard((self.rows, self.columns), (every, source), (every, target))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.group.all_reduce(self.quant.apply(self, x))
+        y = self.quant.apply(self, x)
+        if self.reduce:
+            y = self.group.all_reduce(y)
         return y if self.bias is None else y.add_(self.bias)

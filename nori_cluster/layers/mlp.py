@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
 
 
 class GatedMLP(nn.Module):
-    """[n, hidden] → [n, hidden]. activation: a name of ACTIVATIONS. fused: see ColumnLinear."""
+    """[n, hidden] → [n, hidden]. activation: a name of ACTIVATIONS. fused: see ColumnLinear; reduce: see RowLinear."""
 
     def __init__(
         self,
@@ -45,10 +45,11 @@ class GatedMLP(nn.Module):
         context: LayerContext,
         activation: str = "silu",
         fused: bool = False,
+        reduce: bool = True,
     ) -> None:
         super().__init__()
         self.gate_up = ColumnLinear(hidden, {"gate": inner, "up": inner}, bias=bias, context=context, fused=fused)
-        self.down = RowLinear(inner, hidden, bias=bias, context=context)
+        self.down = RowLinear(inner, hidden, bias=bias, context=context, reduce=reduce)
         self.activation = ACTIVATIONS[activation][context.batch_invariant]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

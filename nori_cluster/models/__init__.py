@@ -44,10 +44,12 @@ MODELS = Models(
         "GraniteForCausalLM": "nori_cluster.models.granite:Granite",
         "LlamaForCausalLM": "nori_cluster.models.llama:Llama",
         "MistralForCausalLM": "nori_cluster.models.mistral:Mistral",
+        "MixtralForCausalLM": "nori_cluster.models.mixtral:Mixtral",
         "Olmo2ForCausalLM": "nori_cluster.models.olmo2:Olmo2",
         "Phi3ForCausalLM": "nori_cluster.models.phi3:Phi3",
         "Qwen2ForCausalLM": "nori_cluster.models.qwen:Qwen2",
         "Qwen3ForCausalLM": "nori_cluster.models.qwen:Qwen3",
+        "Qwen3MoeForCausalLM": "nori_cluster.models.qwen:Qwen3Moe",
         "SmolLM3ForCausalLM": "nori_cluster.models.smollm3:SmolLM3",
     },
 )

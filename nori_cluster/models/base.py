@@ -34,6 +34,18 @@ class HFConfig(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertsSpec:
+    """count: experts of a layer, `chosen` of them for each token; inner: width of one. normalised: the weights of the
+    chosen add up to 1. layers: which have experts, for each layer; the others have a plain feed-forward block."""
+
+    count: int
+    chosen: int
+    inner: int
+    normalised: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Everything the decoder is built from; sizes are of the whole model. What only some families have is off.
 
@@ -70,10 +82,20 @@ class ModelSpec:
     residual_scale: float = 1.0
     logits_divisor: float = 1.0
     logits_softcap: float = 0.0
+    experts: ExpertsSpec | None = None
 
     @property
     def score_scale(self) -> float:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def feed_forward_numbers(self) -> int:
+        """How many a token needs at once in the widest feed-forward block."""
+        dense = 3 * self.intermediate_size
+        if self.experts is None:
+            return dense
+        each = 3 * self.experts.inner + 6 * self.hidden_size  # in, out, sorted back, and float32 products
+        return max(dense, self.experts.chosen * each)
 
 
 class WeightSource(NamedTuple):

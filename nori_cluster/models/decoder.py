@@ -13,6 +13,7 @@ from nori_cluster.device.forward import ForwardBatch
 from nori_cluster.layers.attention import HeadNorm, SelfAttention
 from nori_cluster.layers.embedding import VocabEmbedding, VocabHead
 from nori_cluster.layers.mlp import GatedMLP
+from nori_cluster.layers.moe import ExpertsMLP
 from nori_cluster.layers.norm import OffsetRMSNorm, RMSNorm, SplitRMSNorm
 from nori_cluster.layers.rope import Rotation, inverse_frequencies
 from nori_cluster.layers.shard import LayerContext
@@ -43,6 +44,27 @@ def _attention(spec: ModelSpec, context: LayerContext) -> SelfAttention:
     )
 
 
+def _feed_forward(spec: ModelSpec, index: int, context: LayerContext) -> nn.Module:
+    if spec.experts is None or not spec.experts.layers[index]:
+        return GatedMLP(
+            spec.hidden_size,
+            spec.intermediate_size,
+            bias=spec.mlp_bias,
+            context=context,
+            activation=spec.activation,
+            fused=spec.fused,
+        )
+    return ExpertsMLP(
+        spec.hidden_size,
+        spec.experts.inner,
+        spec.experts.count,
+        spec.experts.chosen,
+        normalised=spec.experts.normalised,
+        context=context,
+        activation=spec.activation,
+    )
+
+
 class DecoderLayer(nn.Module):
     def __init__(self, spec: ModelSpec, index: int, context: LayerContext) -> None:
         super().__init__()
@@ -52,14 +74,7 @@ class DecoderLayer(nn.Module):
         self.attention = _attention(spec, context)
         self.attention_post_norm = _norm(spec.hidden_size, spec, context) if spec.post_norms else None
         self.mlp_norm = _norm(spec.hidden_size, spec, context) if spec.pre_norms else None
-        self.mlp = GatedMLP(
-            spec.hidden_size,
-            spec.intermediate_size,
-            bias=spec.mlp_bias,
-            context=context,
-            activation=spec.activation,
-            fused=spec.fused,
-        )
+        self.mlp = _feed_forward(spec, index, context)
         self.mlp_post_norm = _norm(spec.hidden_size, spec, context) if spec.post_norms else None
 
     def forward(self, x: torch.Tensor, rotation: Rotation | None, backend: AttentionBackend, plan: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from nori_cluster.attention.base import AttentionBackend
 from nori_cluster.device.forward import ForwardBatch
 from nori_cluster.device.kv_cache import KVCache
+from nori_cluster.models.base import ModelSpec
 from nori_cluster.models.decoder import Decoder
 
 CHUNKS = (1, 2, 3, 4, 5, 6, 7, 9, 17, 31, 64, 100)  # one sequence cut so
@@ -17,7 +18,7 @@ ROWS = (1, 2, 3, 5, 7, 8, 13)  # and its last token, so many times in one batch
 
 @torch.inference_mode()
 def keeps_bits(model: Decoder, backend: AttentionBackend, cache: KVCache) -> bool:
-    """One sequence through the first layer and the head: whole, in chunks, and its last token in batches.
+    """One sequence through the first layer of each kind and the head: whole, in chunks, and its last token in batches.
 
     The same answer on every rank. Uses the first blocks of the cache and leaves them zeroed.
     """
@@ -44,7 +45,7 @@ def keeps_bits(model: Decoder, backend: AttentionBackend, cache: KVCache) -> boo
 def _run(
     model: Decoder, backend: AttentionBackend, cache: KVCache, rows: list[tuple[int, int]]
 ) -> list[torch.Tensor | None]:
-    """Hidden states of the first layer and the logits of them, for rows of (first, end) tokens of the one sequence."""
+    """Hidden states of the layers tried and the logits of them, for rows of (first, end) tokens of the one sequence."""
     device = cache.tensor.device
     positions = np.concatenate([np.arange(first, end) for first, end in rows])
     places = torch.from_numpy(positions).to(device)
@@ -61,9 +62,16 @@ def _run(
         sample_tokens=places[:0],
     )
     x = model.embedded(batch)
-    rotation = model.rotations(batch, x.dtype)[model.rope_of_layer[0]]
-    hidden = model.layers[0](x, rotation, backend, backend.plan(batch))
-    return [hidden, model.logits(hidden)]
+    rotations, plan = model.rotations(batch, x.dtype), backend.plan(batch)
+    for index in _tried(model.spec):
+        x = model.layers[index](x, rotations[model.rope_of_layer[index]], backend, plan)
+    return [x, model.logits(x)]
+
+
+def _tried(spec: ModelSpec) -> list[int]:
+    """The first layer, and the first one with experts where that is another."""
+    with_experts = spec.experts.layers if spec.experts is not None else ()
+    return sorted({0, with_experts.index(True)} if True in with_experts else {0})
 
 
 def _equal(found: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> bool:

@@ -8,18 +8,21 @@ from nori_cluster.errors import CheckpointError
 from nori_cluster.layers.rope import rope_from_hf
 from nori_cluster.models.base import HFConfig, ModelSpec, WeightSource
 
-_SPLIT = (
+Modules = tuple[tuple[str, str, tuple[str, ...]], ...]  # theirs, ours, parts
+_SPLIT: Modules = (
     ("self_attn.q_proj", "attention.qkv", ("q",)),
     ("self_attn.k_proj", "attention.qkv", ("k",)),
     ("self_attn.v_proj", "attention.qkv", ("v",)),
+    ("self_attn.o_proj", "attention.out", ("",)),
+)
+_SPLIT_MLP: Modules = (
     ("mlp.gate_proj", "mlp.gate_up", ("gate",)),
     ("mlp.up_proj", "mlp.gate_up", ("up",)),
+    ("mlp.down_proj", "mlp.down", ("",)),
 )
-_FUSED = (
-    ("self_attn.qkv_proj", "attention.qkv", ("q", "k", "v")),
-    ("mlp.gate_up_proj", "mlp.gate_up", ("gate", "up")),
-)
-_ROWS = (("self_attn.o_proj", "attention.out", ("",)), ("mlp.down_proj", "mlp.down", ("",)))
+_FUSED: Modules = (("self_attn.qkv_proj", "attention.qkv", ("q", "k", "v")), _SPLIT[-1])
+_FUSED_MLP: Modules = (("mlp.gate_up_proj", "mlp.gate_up", ("gate", "up")), _SPLIT_MLP[-1])
+_EXPERT_NAMES = "mlp", "gate_proj", "up_proj", "down_proj"
 _NORMS = {  # (pre_norms, post_norms)
     (True, False): {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"},
     (False, True): {
@@ -74,6 +77,16 @@ def number(config: HFConfig, key: str, default: float, least: float = 0.0) -> fl
     return float(value)
 
 
+def count(config: HFConfig, keys: tuple[str, ...], default: int, most: int = 1 << 20) -> int:
+    """A whole number from 1 to `most` by the first of the keys that config.json has, or the default."""
+    key = next((key for key in keys if config.raw.get(key) is not None), keys[0])
+    value = config.raw.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise CheckpointError(f"config.json: {key} must be a whole number from 1 to {most}, not {value!r:.80}")
+    return value
+
+
 def sliding(config: HFConfig, default: list[str]) -> list[bool]:
     """Which layers have a window: layer_types of config.json, or the family's default where it is missing."""
     kinds = config.raw.get("layer_types")
@@ -96,8 +109,11 @@ def windows(window: int, layers: list[bool], softcap: float = 0.0) -> tuple[Atte
     return patterns if set(patterns) != {AttentionPattern()} else ()
 
 
-def hf_weights(spec: ModelSpec) -> Iterator[WeightSource]:
-    """Tensor names of transformers' checkpoints, in the layout that the spec says."""
+def hf_weights(spec: ModelSpec, expert_names: tuple[str, str, str, str] = _EXPERT_NAMES) -> Iterator[WeightSource]:
+    """Tensor names of transformers' checkpoints, in the layout that the spec says.
+
+    expert_names: of the block of experts in a layer, and of an expert's three products.
+    """
     yield WeightSource("model.embed_tokens.weight", "embed")
     yield WeightSource("model.norm.weight", "norm")
     if not spec.tied:
@@ -108,11 +124,26 @@ def hf_weights(spec: ModelSpec) -> Iterator[WeightSource]:
         theirs, ours = f"model.layers.{index}.", f"layers.{index}."
         for name, module in norms.items():
             yield WeightSource(f"{theirs}{name}.weight", ours + module)
-        for name, module, parts in (*(_FUSED if spec.fused else _SPLIT), *_ROWS):
+        modules = _FUSED if spec.fused else _SPLIT
+        if spec.experts is not None and spec.experts.layers[index]:
+            yield from _experts(theirs, ours, spec.experts.count, expert_names)
+        else:
+            modules += _FUSED_MLP if spec.fused else _SPLIT_MLP
+        for name, module, parts in modules:
             for part in parts:
                 yield WeightSource(f"{theirs}{name}.weight", ours + module, "weight", part)
                 if biased.get(module, spec.mlp_bias):
                     yield WeightSource(f"{theirs}{name}.bias", ours + module, "bias", part)
+
+
+def _experts(theirs: str, ours: str, count: int, names: tuple[str, str, str, str]) -> Iterator[WeightSource]:
+    block, gate, up, down = names
+    yield WeightSource(f"{theirs}{block}.gate.weight", f"{ours}mlp.router")
+    for index in range(count):
+        at, expert = f"{theirs}{block}.experts.{index}.", f"{ours}mlp.experts.{index}."
+        yield WeightSource(f"{at}{gate}.weight", expert + "gate_up", part="gate")
+        yield WeightSource(f"{at}{up}.weight", expert + "gate_up", part="up")
+        yield WeightSource(f"{at}{down}.weight", expert + "down")
 
 
 def hf_ignored(name: str, spec: ModelSpec) -> bool:

@@ -299,7 +299,7 @@ class Worker:
 def _step_bytes(spec: ModelSpec, limits: SchedulerConfig, dtype: torch.dtype, max_model_len: int) -> int:
     """Generous estimate of a step's activations, attention scores and logits."""
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    per_token = (6 * spec.hidden_size + 3 * spec.intermediate_size + 3 * heads) * dtype.itemsize
+    per_token = (6 * spec.hidden_size + spec.feed_forward_numbers + 3 * heads) * dtype.itemsize
     per_token += 3 * max_model_len * 4
     rows = max(limits.max_num_seqs * (1 + limits.draft_tokens), PROMPT_ROWS)
     return limits.step_tokens * per_token + rows * spec.vocab_size * 4 * 6

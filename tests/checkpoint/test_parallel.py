@@ -1,5 +1,6 @@
 """validate_parallel: F35's table, in numbers a newcomer can act on."""
 
+import msgspec
 import pytest
 
 from nori_cluster.checkpoint.hf_config import CheckpointConfig
@@ -59,3 +60,10 @@ def test_f35_names_the_numbers() -> None:
 def test_sizes_below_one(size: int) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         validate_parallel(shape(9, 3), size)
+
+
+def test_an_expert_must_split_too() -> None:
+    config = msgspec.structs.replace(shape(32, 8), raw={"moe_intermediate_size": 770})
+    validate_parallel(config, 2)
+    with pytest.raises(ConfigError, match=r"770 columns of an expert cannot be split over 4 \(sizes that work: 1, 2\)"):
+        validate_parallel(config, 4)

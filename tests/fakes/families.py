@@ -38,6 +38,7 @@ class Tiny:
 
 
 _GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 40, "sliding_window": WINDOW}
+_EXPERTS = {"head_dim": 24, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 FAMILIES = {
     "mistral": Tiny("MistralForCausalLM", "mistral", {"sliding_window": WINDOW, "head_dim": 24}),
     "mistral without window": Tiny("MistralForCausalLM", "mistral", {"sliding_window": None}),
@@ -79,6 +80,13 @@ FAMILIES = {
             "logits_scaling": 4.0,
         },
     ),
+    "mixtral": Tiny("MixtralForCausalLM", "mixtral", {"sliding_window": WINDOW, "num_local_experts": 6}),
+    "qwen3 moe": Tiny("Qwen3MoeForCausalLM", "qwen3_moe", {**_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3 moe, window": Tiny(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        {**_EXPERTS, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": WINDOW},
+    ),
     "smollm3": Tiny("SmolLM3ForCausalLM", "smollm3", {"no_rope_layer_interval": 2}),
 }
 
@@ -106,7 +114,7 @@ def _draw(model: PreTrainedModel, offset: bool) -> None:
             parameter.copy_(0.3 * noise)
         else:
             gain = 1.4 if any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "gate")) else 1.0
-            parameter.copy_(gain * noise / parameter.shape[1] ** 0.5)
+            parameter.copy_(gain * noise / parameter.shape[-1] ** 0.5)
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ def test_a_cached_prefix_gives_what_a_cold_one_does(checkpoints: Checkpoints, na
         assert relative_error(logits, expected[blocks * size :]) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "granite", "smollm3"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "granite", "smollm3", "qwen3 moe, window"])
 def test_batch_invariant_mode_keeps_bits(checkpoints: Checkpoints, name: str) -> None:
     """Few cuts; tests/worker/test_invariance.py tries many of them on Llama."""
     config = group_config(checkpoints.folder(name), num_blocks=400, batch_invariant=True)
@@ -136,6 +136,10 @@ def without_score_cap(spec: ModelSpec) -> ModelSpec:
     return replace(spec, patterns=tuple(replace(pattern, softcap=0.0) for pattern in spec.patterns))
 
 
+def experts(**fields: Any) -> Callable[[ModelSpec], ModelSpec]:
+    return lambda spec: replace(spec, experts=spec.experts and replace(spec.experts, **fields))
+
+
 def changed(**fields: Any) -> Callable[[ModelSpec], ModelSpec]:
     return lambda spec: replace(spec, **fields)
 
@@ -168,6 +172,14 @@ QUIRKS: dict[tuple[str, str], Callable[[ModelSpec], ModelSpec]] = {
     ("granite", "residual scale"): changed(residual_scale=1.0),
     ("granite", "score scale"): changed(attention_scale=None),
     ("granite", "logits divisor"): changed(logits_divisor=1.0),
+    ("mixtral", "window"): without_window,
+    ("mixtral", "normalised"): experts(normalised=False),
+    ("mixtral", "experts per token"): experts(chosen=1),
+    ("qwen3 moe", "norms of q and k"): changed(qk_norm=""),
+    ("qwen3 moe", "normalised"): experts(normalised=False),
+    ("qwen3 moe", "experts per token"): experts(chosen=2),
+    ("qwen3 moe, window", "not normalised"): experts(normalised=True),
+    ("qwen3 moe, window", "window"): without_window,
     ("smollm3", "layers without positions"): changed(ropes=()),
 }
 
@@ -203,6 +215,17 @@ def test_phi3_parts_are_fused(checkpoints: Checkpoints, monkeypatch: pytest.Monk
     monkeypatch.setattr(family, "spec_from_hf", staticmethod(lambda config: replace(spec, fused=False)))
     with pytest.raises(CheckpointError, match="tensors are missing"):
         load(checkpoints.folder("phi3"))
+
+
+@pytest.mark.parametrize("layers", [(True, True, True), (True, False, False)])
+def test_qwen3_moe_says_which_layers_have_experts(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, layers: tuple[bool, ...]
+) -> None:
+    family = MODELS["Qwen3MoeForCausalLM"]
+    spec = experts(layers=layers)(family.spec_from_hf(read_config(checkpoints.folder("qwen3 moe"))))
+    monkeypatch.setattr(family, "spec_from_hf", staticmethod(lambda config: spec))
+    with pytest.raises(CheckpointError, match="tensors are missing"):
+        load(checkpoints.folder("qwen3 moe"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -254,6 +277,11 @@ REFUSED_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3", {"final_logit_softcapping": -1}, "final_logit_softcapping"),
     ("granite", {"logits_scaling": True}, "logits_scaling"),
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
+    ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
+    ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ("qwen3 moe", {"mlp_only_layers": [3]}, "mlp_only_layers"),
+    ("qwen3 moe", {"norm_topk_prob": "yes"}, "norm_topk_prob"),
+    ("qwen3 moe", {"moe_intermediate_size": 0.5}, "moe_intermediate_size"),
 ]
 
 
