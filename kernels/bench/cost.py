@@ -1,104 +1,93 @@
 """What a kernel must at least move and compute, from shapes; a measured time prints as a fraction of that floor.
 
 The floor is the longer of bytes / bandwidth and operations / peak rate of the part: no launch, no latency, overlapped.
-`python kernels/bench/cost.py decode --rows 32 --context 2048 --target sm_90 --measured-us 120`.
+`python kernels/bench/cost.py paged_decode --rows 32 --context 2048 --target sm_90 --measured-us 120`; every kernel of
+the catalog has a model of its name, and `list` names them.
 """
 
 import argparse
+import inspect
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from nori_kernels.targets import TARGETS, Target
+import attention_costs as attention
+import product_costs as products
+import row_costs
+from floor import SIZES, Cost
 
-SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8e4nv": 1}
+from nori_kernels.targets import TARGETS
 
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Query heads, KV heads and head_dim of one layer on one rank, dtypes of queries and cache."""
-
-    query: int = 32
-    kv: int = 8
-    dim: int = 128
-    dtype: str = "bf16"
-    kv_dtype: str = "bf16"
-
-    def query_bytes(self, tokens: int) -> int:
-        return tokens * self.query * self.dim * SIZES[self.dtype]
-
-    def kv_bytes(self, tokens: int) -> int:
-        """Keys and values."""
-        return 2 * tokens * self.kv * self.dim * SIZES[self.kv_dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """bytes: to and from device memory, each once. operations: multiply and add counted as two, by tensor cores."""
-
-    bytes: int
-    operations: int
-    dtype: str  # of the operands
-
-    def floor_s(self, target: Target) -> float:
-        return max(self.bytes / target.bytes_per_s, self.operations / target.operations_per_s[self.dtype])
-
-    def fraction(self, target: Target, measured_s: float) -> float:
-        """Of the floor that a measured time reaches: 1 is perfect. ValueError unless the time is positive."""
-        if measured_s <= 0:
-            raise ValueError(f"a measured time is positive, not {measured_s}")
-        return self.floor_s(target) / measured_s
+MODELS: dict[str, Callable[..., Cost]] = {
+    model.__name__: model
+    for model in (
+        attention.cache_write,
+        attention.merge_splits,
+        attention.paged_decode,
+        attention.paged_prefill,
+        row_costs.choose,
+        row_costs.edit_scores,
+        row_costs.embed,
+        row_costs.gated,
+        row_costs.gated_quantized,
+        row_costs.logprobs,
+        row_costs.philox,
+        row_costs.quantize_rows,
+        row_costs.quantize_static,
+        row_costs.rms_norm,
+        products.count_slots,
+        products.grouped_gemm,
+        products.place_slots,
+        products.reduce_slots,
+        products.route,
+        products.scaled_gemm,
+        products.weight_gemm,
+    )
+}
+FLOATS = ("bf16", "fp16", "fp32")
+DTYPES = {"dtype": FLOATS, "kv_dtype": (*FLOATS, "fp8e4nv"), "operands": ("fp8e4nv", "i8"), "out": tuple(SIZES)}
+CHOICES = {**DTYPES, "kind": tuple(row_costs.GATED), "scales": ("tensor", "row", "block")}
 
 
-def decode(heads: Heads, context: Sequence[int], splits: int = 0, window: int = 0) -> Cost:
-    """paged_decode of one token per row; splits: items in all, whose float32 partial results are written and read."""
-    keys = sum(min(length, window) if window else length for length in context)
-    partial = 2 * splits * heads.query * (heads.dim + 1) * 4
-    moved = heads.kv_bytes(keys) + 2 * heads.query_bytes(len(context)) + partial
-    return Cost(moved, 4 * keys * heads.query * heads.dim, heads.dtype)
+def size(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise ValueError(text)
+    return number
 
 
-def prefill(heads: Heads, rows: Sequence[tuple[int, int]]) -> Cost:
-    """paged_prefill of (prefix, new tokens) rows: every key once, every visible pair of query and key."""
-    tokens = sum(new for _, new in rows)
-    pairs = sum(prefix * new + new * (new + 1) // 2 for prefix, new in rows)
-    moved = heads.kv_bytes(sum(prefix + new for prefix, new in rows)) + 2 * heads.query_bytes(tokens)
-    return Cost(moved, 4 * pairs * heads.query * heads.dim, heads.dtype)
-
-
-def cache_write(heads: Heads, tokens: int, rotate: bool = True) -> Cost:
-    """k and v read and stored; with rope q read and stored, cos and sin read."""
-    size = SIZES[heads.dtype]
-    moved = 2 * tokens * heads.kv * heads.dim * size + heads.kv_bytes(tokens) + 8 * tokens
-    rotated = tokens * (heads.query + heads.kv) * heads.dim
-    if rotate:
-        moved += 2 * heads.query_bytes(tokens) + tokens * heads.dim * size
-    return Cost(moved, 3 * rotated * rotate, "fp32")
+def add_arguments(parser: argparse.ArgumentParser, model: Callable[..., Cost]) -> None:
+    """An option for each argument of the model, with its default."""
+    for name, parameter in inspect.signature(model).parameters.items():
+        flag, default = f"--{name.replace('_', '-')}", parameter.default
+        if isinstance(default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
+        elif isinstance(default, int):
+            parser.add_argument(flag, type=size, default=default)
+        else:
+            parser.add_argument(flag, choices=CHOICES[name], default=default)
+    parser.add_argument("--target", choices=TARGETS, default="sm_90")
+    parser.add_argument("--measured-us", type=float)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kernel", choices=("decode", "prefill", "cache_write"))
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--context", type=int, default=2048, help="tokens of a row, or prefix of a prefill row")
-    parser.add_argument("--new", type=int, default=512, help="new tokens of a row")
-    parser.add_argument("--target", choices=TARGETS, default="sm_90")
-    parser.add_argument("--kv-dtype", choices=SIZES, default="bf16")
-    parser.add_argument("--measured-us", type=float)
-    asked = parser.parse_args()
-    heads, target = Heads(kv_dtype=asked.kv_dtype), TARGETS[asked.target]
-    if (reason := target.refusal({asked.kv_dtype})) is not None:
+    kernels = parser.add_subparsers(dest="kernel", required=True)
+    kernels.add_parser("list")
+    for name, model in MODELS.items():
+        add_arguments(kernels.add_parser(name, description=model.__doc__), model)
+    asked = vars(parser.parse_args())
+    kernel = asked.pop("kernel")
+    if kernel == "list":
+        sys.stdout.write("\n".join(sorted(MODELS)) + "\n")
+        return 0
+    target, measured_us = TARGETS[asked.pop("target")], asked.pop("measured_us")
+    if (reason := target.refusal({asked[name] for name in DTYPES if name in asked})) is not None:
         parser.error(reason)
-    cost = {
-        "decode": lambda: decode(heads, [asked.context] * asked.rows),
-        "prefill": lambda: prefill(heads, [(asked.context, asked.new)] * asked.rows),
-        "cache_write": lambda: cache_write(heads, asked.rows * asked.new),
-    }[asked.kernel]()
+    cost = MODELS[kernel](**asked)
     shown = {"part": target.part, "bytes": cost.bytes, "operations": cost.operations}
     shown["floor_us"] = round(cost.floor_s(target) * 1e6, 2)
-    if asked.measured_us is not None:
-        shown["fraction_of_floor"] = round(cost.fraction(target, asked.measured_us * 1e-6), 3)
+    if measured_us is not None:
+        shown["fraction_of_floor"] = round(cost.fraction(target, measured_us * 1e-6), 3)
     sys.stdout.write(json.dumps(shown) + "\n")
     return 0
 

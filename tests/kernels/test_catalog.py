@@ -1,7 +1,10 @@
 """Every kernel is compiled ahead of time, every helper is used, and every variant names its arguments."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from nori_kernels.targets import TARGETS, for_capability
 from nori_kernels.variant import Variant
 
 pytestmark = pytest.mark.contract
+ROOT = Path(__file__).resolve().parents[2]
 MAX_COMPILES = 120  # of the issue; what wrappers take beyond them stands in docs/kernels.md
 
 
@@ -67,6 +71,12 @@ def test_products_and_sums_are_fused_as_launched() -> None:
     assert sorted(name for name, _ in launched) == entries()
     assert {(variant.kernel.fn.__name__, variant.fp_fusion) for variant in VARIANTS} == launched
     assert ("choose_kernel", False) in launched
+
+
+def test_every_kernel_has_a_cost_model() -> None:
+    command = [sys.executable, str(ROOT / "kernels" / "bench" / "cost.py"), "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(f"{name}_kernel" for name in listed) == entries()
 
 
 def test_targets_refuse_what_they_lack() -> None:
