@@ -1,4 +1,4 @@
-"""Kernels run in Triton's interpreter unless TRITON_INTERPRET=0 says that a GPU is there; read when they are imported."""
+"""Kernels run in Triton's interpreter unless TRITON_INTERPRET=0 says that there is a GPU; read at import."""
 
 import os
 
