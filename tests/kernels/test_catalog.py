@@ -10,6 +10,7 @@ import pytest
 
 from nori_kernels.casts import interpreted
 from nori_kernels.catalog import VARIANTS, entries, jit_functions
+from nori_kernels.compile import large_tiles
 from nori_kernels.targets import TARGETS, for_capability
 from nori_kernels.variant import Variant
 
@@ -71,6 +72,19 @@ def test_products_and_sums_are_fused_as_launched() -> None:
     assert sorted(name for name, _ in launched) == entries()
     assert {(variant.kernel.fn.__name__, variant.fp_fusion) for variant in VARIANTS} == launched
     assert ("choose_kernel", False) in launched
+
+
+def test_large_tiles_want_large_instructions_where_triton_has_them() -> None:
+    found = {}
+    for variant in VARIANTS:
+        for version in ("3.6.0", "3.9.0"):
+            wanted = large_tiles(variant, TARGETS["sm_100"], version)
+            assert (wanted is None) or variant.tensor_cores == "large"
+            found[variant.name, version] = wanted
+    assert found["scaled_gemm_kernel[i8 64x128x128]", "3.6.0"] is None
+    assert found["scaled_gemm_kernel[i8 64x128x128]", "3.9.0"] == "tcgen05.mma"
+    assert found["scaled_gemm_kernel[fp8e4nv 64x128x128]", "3.6.0"] == "tcgen05.mma"
+    assert found["scaled_gemm_kernel[i8 16x64x128]", "3.9.0"] is None
 
 
 def test_every_kernel_has_a_cost_model() -> None:
