@@ -21,7 +21,7 @@ from nori_cluster.cluster.actors import end_strays
 from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.events import EventLog
 from nori_cluster.cluster.operations import Operations
-from nori_cluster.cluster.placement import Unplaceable
+from nori_cluster.cluster.placement import Unplaceable, disk_shortfall
 from nori_cluster.cluster.reconcile import GroupRecord, Phase, to_start
 from nori_cluster.cluster.router_keeper import RouterHandle, RouterKeeper, RouterProcess
 from nori_cluster.cluster.state import SavedState
@@ -36,6 +36,7 @@ from nori_cluster.rpc.tasks import background
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
+DISK_SECONDS = 1.0  # between two looks at the disk while a group starts
 REPORT_SECONDS = 2.0  # for the report of a group that is empty to reach the router
 GONE_SECONDS = 10.0  # for the processes of a lost group to end
 
@@ -189,10 +190,33 @@ class Controller:
     async def _keep_groups(self) -> None:
         while True:
             for name in to_start(self._names, self.records, time.monotonic()):
-                self.records[name].started()
-                self.tell(self.records[name], "starting")
+                record = self.records[name]
+                if missing := self._disk_shortfall():
+                    self._tell_no_room(record, missing)
+                    record.postponed(missing, time.monotonic())
+                    continue
+                record.started()
+                self.tell(record, "starting")
                 self._tasks[name] = background(self._supervise(name), f"supervising {name}")
             await asyncio.sleep(TICK_SECONDS)
+
+    def _disk_shortfall(self) -> str | None:
+        """Ray's session, with every log, lies where the state file does."""
+        return None if self._state_file is None else disk_shortfall(self._state_file.parent)
+
+    async def _start(self, group: WorkerGroup) -> None:
+        """Raises what group.start does; Unplaceable when the disk is full before its processes are there: Ray would
+        wait for them without a word."""
+        start = asyncio.ensure_future(group.start())
+        try:
+            while not (await asyncio.wait({start}, timeout=DISK_SECONDS))[0]:
+                if not group.pids and (missing := self._disk_shortfall()):
+                    raise Unplaceable(missing)
+            start.result()
+        finally:
+            if not start.done():
+                start.cancel()
+                await asyncio.wait({start})
 
     def _make(self, name: str) -> WorkerGroup:
         port = self.config.ports.dataplane
@@ -213,7 +237,7 @@ class Controller:
         reason, placed = "stopped", True
         try:
             if adopted is None:
-                await group.start()
+                await self._start(group)
                 record.became_ready(time.monotonic())
                 self._changed.set()
                 self.tell(record, "ready", f"serves at {group.address}")
@@ -245,10 +269,14 @@ class Controller:
                 log.warning("group %s, incarnation %d, is lost: %s", record.name, record.incarnation, reason)
                 self.tell(record, "lost", reason)
         else:
-            if record.unplaceable != reason:  # said once
-                log.error("no room for group %s: it %s", record.name, reason)
-                self.tell(record, "unplaceable", reason)
+            self._tell_no_room(record, reason)
             record.unplaced(reason, time.monotonic())
+
+    def _tell_no_room(self, record: GroupRecord, reason: str) -> None:
+        """Once for as long as the reason is the same."""
+        if record.unplaceable != reason:
+            log.error("no room for group %s: it %s", record.name, reason)
+            self.tell(record, "unplaceable", reason)
 
     async def _clear(self, record: GroupRecord, group: WorkerGroup) -> None:
         """Every process of the incarnation is ended; its place is free for the next."""

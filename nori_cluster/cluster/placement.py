@@ -1,10 +1,13 @@
 """Is there room for a group? A pure answer in numbers, for whoever asked for it. Ray itself would only wait."""
 
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from nori_cluster.config import ClusterConfig
 from nori_cluster.errors import ConfigError, EngineFailure
 
+LOG_BYTES = 2 << 20  # that the first logs of a group need; processes without them never come up, and nobody says why
 GROUPS_A_HOST = 16  # data-plane ports of one host
 
 Resources = Mapping[str, float]
@@ -47,6 +50,16 @@ def shortfall(bundles: Sequence[Resources], free: Mapping[str, Resources]) -> st
     return (
         f"needs {_shown(needed)} on one node, the largest free is {_shown({k: free[best].get(k, 0.0) for k in needed})}"
     )
+
+
+def disk_shortfall(folder: Path) -> str | None:
+    """None when the processes of a group can write their logs in this folder, else what is missing; the same text for
+    as long as it is."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # no word about room: whoever starts there finds out what is wrong, and says so
+        return None
+    return None if free >= LOG_BYTES else f"needs {LOG_BYTES >> 20} MiB in {folder} for its logs, and the disk is full"
 
 
 def _shown(resources: Resources) -> str:

@@ -70,6 +70,10 @@ class GroupRecord(msgspec.Struct, kw_only=True):
         self.ready_at, self.not_before = None, now + PLACE_AGAIN
         self.unplaceable = reason
 
+    def postponed(self, reason: str, now: float) -> None:
+        """There is no room to start it: it stays absent, and is looked at again as above."""
+        self.not_before, self.unplaceable = now + PLACE_AGAIN, reason
+
     def taken_over(self, whole: bool, now: float) -> bool:
         """Another controller watches from now on. whole: every process of a group that was ready is there and answers;
         what is not whole has been ended. True: this is when the group was lost."""

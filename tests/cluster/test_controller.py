@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes.cluster import until
 from fakes.pool import World, controller, ready
 
 from nori_cluster.cluster import controller as controller_module
-from nori_cluster.cluster import reconcile, router_keeper
+from nori_cluster.cluster import placement, reconcile, router_keeper
 from nori_cluster.cluster.admin_backend import REMEMBERED_OPERATIONS, ControllerAdmin
 from nori_cluster.cluster.reconcile import Phase
 from nori_cluster.errors import CheckpointError, ConfigError, EngineFailure, NoriError, NotFound, Overloaded
@@ -79,6 +81,43 @@ async def test_a_crash_loop_ends_until_somebody_resumes_the_group(monkeypatch: p
         await admin.resume("m-0")
         await until(ready(made, 2))
         assert made.records["m-0"].failures == 0
+
+
+@pytest.mark.parametrize("when", ["before", "while it starts"])
+async def test_a_full_disk_is_told_once_and_the_group_starts_when_there_is_room(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would wait for the processes in silence. It is no failure of the group."""
+    free = placement.LOG_BYTES
+    monkeypatch.setattr(placement.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr(reconcile, "PLACE_AGAIN", 0.05)
+    monkeypatch.setattr(controller_module, "DISK_SECONDS", 0.02)
+    monkeypatch.setattr(controller_module, "TICK_SECONDS", 0.02)
+    world = World()
+    async with controller(world, state_file=tmp_path / "state") as made:
+        if when == "before":
+            free -= 1
+            world.newest("m-1").die()
+        else:
+            world.slow = {"m-1"}
+            world.newest("m-1").die()
+            await until(lambda: world.newest("m-1").incarnation == 2)
+            free -= 1
+        await until(lambda: bool(made.records["m-1"].unplaceable))
+        await asyncio.sleep(0.3)
+        tries = 1 if when == "before" else 2
+        record = made.records["m-1"]
+        assert (record.incarnation, record.lost, record.phase) == (tries, 1, Phase.ABSENT)
+        told = [event for event in made.events.past(0) if event.kind == "unplaceable"]
+        text = f"needs 2 MiB in {tmp_path} for its logs, and the disk is full"
+        assert [(event.group, event.message) for event in told] == [("m-1", text)]
+        shown = {group.name: group for group in await ControllerAdmin(made).list_groups()}["m-1"]
+        assert shown.last_failure == f"no room: it {text}"
+        assert made.records["m-0"].phase is Phase.READY
+        world.slow = set()
+        free += 1
+        await until(ready(made, 2))
+        assert made.records["m-1"].unplaceable == ""
 
 
 def view(name: str, running: int) -> GroupView:

@@ -1,10 +1,12 @@
 """Room for a group, in numbers."""
 
 import random
+from pathlib import Path
 
 import pytest
 
-from nori_cluster.cluster.placement import GROUPS_A_HOST, check_replicas, logical_cpus, shortfall
+from nori_cluster.cluster import placement
+from nori_cluster.cluster.placement import GROUPS_A_HOST, check_replicas, disk_shortfall, logical_cpus, shortfall
 from nori_cluster.config import ClusterConfig, GroupConfig, ModelConfig, Ports
 from nori_cluster.errors import ConfigError
 
@@ -48,3 +50,10 @@ def test_the_logical_cpus_hold_every_group_that_has_a_port() -> None:
     for size in (1, 2, 8):
         bundles = [{"CPU": 1.0}] * (1 + size) * GROUPS_A_HOST
         assert shortfall(bundles, {"here": {"CPU": float(logical_cpus(size))}}) is None
+
+
+def test_a_disk_with_room_and_one_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert disk_shortfall(tmp_path) is None
+    assert disk_shortfall(tmp_path / "gone") is None, "that is another matter"
+    monkeypatch.setattr(placement, "LOG_BYTES", 1 << 60)
+    assert disk_shortfall(tmp_path) == f"needs {1 << 40} MiB in {tmp_path} for its logs, and the disk is full"
