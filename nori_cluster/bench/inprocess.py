@@ -108,7 +108,7 @@ def conditions(spec: GroupSpec, config: GroupConfig, host: Machine, cache_state:
         "in process",
         server=f"Nori Cluster {__version__} in process",
         model=spec.model,
-        revision=spec.weights_id,
+        revision=spec.weights_id.partition("@")[0],
         weights=spec.dtype,
         kv_cache=spec.dtype,
         parallelism=parallelism(1, 1),

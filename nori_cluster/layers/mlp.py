@@ -20,10 +20,10 @@ def even_silu(x: torch.Tensor) -> torch.Tensor:
 
 
 def even_gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """gelu by its tanh formula, likewise: tanh(u) = 1 - 2 / (exp(2u) + 1)."""
+    """gelu by its tanh formula, likewise: (1 + tanh(u)) / 2 = 1 / (exp(-2u) + 1), which cancels nowhere."""
     wide = x.float()
-    turn = (wide + 0.044715 * wide * wide * wide).mul_(2 * math.sqrt(2 / math.pi)).exp_().add_(1.0)
-    return (wide - wide / turn).to(x.dtype)
+    turn = (wide + 0.044715 * wide * wide * wide).mul_(-2 * math.sqrt(2 / math.pi)).exp_().add_(1.0)
+    return (wide / turn).to(x.dtype)
 
 
 # config.json's name of an activation → it, and its twin of batch-invariant mode

@@ -187,7 +187,8 @@ def test_f53_pickles_are_refused(tmp_path: Path) -> None:
     "source",
     ["", "nosuchmodel", "/no/such/folder", "./x", "a/b/c", "../x", "x\0y", "x" * 5000, "missing.gguf", "a/b.gguf"],
 )
-def test_unknown_names_list_what_is_possible(source: str) -> None:
+def test_unknown_names_list_what_is_possible(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelUnavailable, match=r"possible are: smollm2-135m.*Hugging Face") as error:
         resolve(source)
     assert len(error.value.message) < 600
