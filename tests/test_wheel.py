@@ -66,7 +66,8 @@ def test_the_wheel_holds_what_it_must(wheel: Path) -> None:
     assert "nori_cluster/bench/report.schema.json" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     packaged = {name for name in names if name.endswith(".py")}
-    tree = {p.relative_to(ROOT).as_posix() for p in (ROOT / "nori_cluster").rglob("*.py")}
+    packages = (ROOT / "nori_cluster", ROOT / "kernels" / "nori_kernels")
+    tree = {p.relative_to(package.parent).as_posix() for package in packages for p in package.rglob("*.py")}
     assert packaged == tree
 
 

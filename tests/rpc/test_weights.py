@@ -101,7 +101,7 @@ async def test_what_has_said_nothing_may_begin_with_any_weights() -> None:
         await ended(*asked)
         silent = [sink for sink in asked if sink.error is None]
         assert len(silent) >= 7, "only what had spoken may have to wait"
-        assert {said_by(sink) for sink in silent} == {"w1", "w2"}
+        assert {said_by(sink) for sink in silent} <= {"w1", "w2"}, "each of one version"
 
 
 async def test_a_group_refuses_what_began_with_other_weights_though_router_and_gateway_do_not_know() -> None:
