@@ -30,6 +30,7 @@ class DecodeBucket:
     pages: torch.Tensor  # [2 * B * kv heads * blocks] pages in layer 0
     mask: torch.Tensor  # float [B, 1, 1, blocks * block_size], -inf past the row's end and before its window
     rows: int
+    seen: slice | None  # of a single row: the gathered tokens it attends to, so that it needs no mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ class CpuPagedAttention:
             pages=pages.transpose(1, 2).flatten(),
             mask=mask[:, None, None, :],
             rows=len(rows),
+            seen=slice(max(0, int(ends[0]) - window) if window else 0, int(ends[0])) if len(rows) == 1 else None,
         )
 
     def _prefill_row(self, batch: ForwardBatch, row: int, window: int) -> PrefillRow:
@@ -184,9 +186,14 @@ class CpuPagedAttention:
         """q [B, heads, dim] → the same shape."""
         rows, heads, dim = bucket.rows, self.cache.num_kv_heads, self.cache.head_dim
         keys, values = self._gather(layer, bucket.pages).view(2, rows, heads, -1, dim).unbind(0)
+        cap = self._softcap[layer]
+        if bucket.seen is not None and not cap:  # bfloat16, 192 tokens: 26 µs instead of 66 with the two products below
+            query = q.view(1, heads, self.group, dim)
+            seen = keys[:, :, bucket.seen], values[:, :, bucket.seen]
+            return scaled_dot_product_attention(query, *seen, scale=self.scale).reshape(1, heads * self.group, dim)
         folded = (q * self.scale).view(rows, heads, self.group, dim)
         scores = torch.matmul(folded, keys.transpose(-1, -2)).float()
-        if cap := self._softcap[layer]:
+        if cap:
             scores = scores.div_(cap).tanh_().mul_(cap)
         scores.add_(bucket.mask)
         weights = scores.softmax(dim=-1).to(q.dtype)
