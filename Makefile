@@ -83,7 +83,6 @@ schema-suite: $(VENV)/installed-dev
 kernels-report: $(VENV)/installed-dev
 	TRITON_INTERPRET=0 $(BIN)/python -m nori_kernels.report $(ARGS)
 
-# ARGS="--only NAME,NAME --repeat N --seed N" for some of them, ARGS=--list for their names.
 # Triton 3.6 in a folder that stands before the environment's; its interpreter needs numpy below 2.4. torch stays as it is.
 TRITON36 := build/triton-3.6
 $(TRITON36)/installed: Makefile | $(VENV)/installed-dev
@@ -94,6 +93,7 @@ kernels-36: $(TRITON36)/installed
 	PYTHONPATH=$(TRITON36) TRITON_INTERPRET=1 $(PYTEST) -W 'ignore:Conversion of an array:DeprecationWarning' tests/kernels $(ARGS)
 	PYTHONPATH=$(TRITON36) TRITON_INTERPRET=0 $(BIN)/python -m nori_kernels.report
 
+# ARGS="--only NAME,NAME --repeat N --seed N" for some of them, ARGS=--list for their names.
 drills: $(VENV)/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m drills.run $(ARGS)
 

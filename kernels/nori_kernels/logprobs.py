@@ -16,7 +16,7 @@ def logprobs_reference(
     logits: torch.Tensor, ids: torch.Tensor, most: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """float64 [P], int64 [P, most], float64 [P, most]; see logprobs."""
-    table = torch.log_softmax(logits.double(), dim=-1)
+    table = torch.log_softmax(logits.double(), dim=-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # a row of -inf
     order = table.sort(dim=-1, descending=True, stable=True)
     chosen = table.gather(1, ids.long()[:, None]).squeeze(1).clamp_min(-1e30)
     top_ids = order.indices[:, :most].masked_fill(order.values[:, :most] == -torch.inf, -1)
@@ -45,12 +45,14 @@ def logprobs_kernel(
         ids = start + tl.arange(0, BLOCK)
         top = tl.maximum(top, tl.load(row_ptr + ids, mask=ids < vocab, other=-float("inf")).to(tl.float32))
     best = tl.max(top, axis=0)
+    best = tl.where(best == -float("inf"), 0.0, best)  # a row of -inf alone
     total = tl.zeros([BLOCK], tl.float64)
     for start in range(0, vocab, BLOCK):
         ids = start + tl.arange(0, BLOCK)
         score = tl.load(row_ptr + ids, mask=ids < vocab, other=-float("inf")).to(tl.float32)
         total += tl.exp(score - best).to(tl.float64)
-    lse = best.to(tl.float64) + tl.log(tl.sum(total, axis=0))
+    total = tl.sum(total, axis=0)
+    lse = best.to(tl.float64) + tl.log(tl.where(total > 0, total, 1.0))
     own = tl.load(row_ptr + tl.load(ids_ptr + row)).to(tl.float64) - lse
     tl.store(chosen_ptr + row, tl.maximum(own, -1e30).to(tl.float32))
     last_score, last_id = float("inf"), -1
@@ -75,7 +77,8 @@ def logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """logits [P, vocab], finite or -inf; ids int32 [P] → log-softmax of ids, the `most` likeliest ids, and theirs.
 
-    float32 [P] (at least -1e30), int32 [P, most], float32 [P, most]; where fewer ids are possible: -1 and -inf.
+    float32 [P] (at least -1e30), int32 [P, most], float32 [P, most]; where fewer ids are possible, as in a row of
+    -inf alone: -1 and -inf.
     """
     rows, vocab = logits.shape
     device = logits.device

@@ -4,7 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
-FIXED_SPLIT = 256  # tokens; in batch-invariant mode splits begin at its multiples
 
 
 def plan_splits(

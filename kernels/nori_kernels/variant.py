@@ -1,6 +1,6 @@
 """A variant: one way in which a kernel is compiled ahead of time. Kernel files list theirs in VARIANTS."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 TensorCores = Literal["none", "any", "large"]
@@ -10,7 +10,7 @@ TensorCores = Literal["none", "any", "large"]
 class Variant:
     """kernel: what @triton.jit made. signature: argument → Triton type, constexprs left out, order of the kernel.
 
-    aligned: integer arguments (strides) that are multiples of 16; every pointer is, unless `unaligned` names it.
+    aligned: integer arguments (strides) that are multiples of 16; every pointer is one too.
     Without these attributes Triton does not pipeline loads. tensor_cores: "any" instruction of them, or for tiles of 64
     rows and more the target's "large" one (wgmma, tcgen05), must be in the code.
     targets: names of those it is compiled for; none = all that have its dtypes.
@@ -23,9 +23,7 @@ class Variant:
     num_warps: int = 4
     num_stages: int = 3
     aligned: tuple[str, ...] = ()
-    unaligned: tuple[str, ...] = ()
     tensor_cores: TensorCores = "none"
-    dtypes: frozenset[str] = field(default=frozenset())  # used inside, besides those of the signature
     targets: tuple[str, ...] = ()
     fp_fusion: bool = True  # as launched: False where a product and a sum are rounded apart, like the CPU's
 
@@ -36,7 +34,7 @@ class Variant:
     @property
     def uses(self) -> set[str]:
         """Triton dtypes without which this variant does not exist."""
-        return {kind.removeprefix("*") for kind in self.signature.values()} | self.dtypes
+        return {kind.removeprefix("*") for kind in self.signature.values()}
 
     def meant_for(self, target: str) -> bool:
         """Whether this target compiles it, unless it lacks a dtype."""
@@ -51,7 +49,7 @@ class Variant:
         return {name: self.signature.get(name, "constexpr") for name in names}
 
     def attributes(self) -> dict[tuple[int], list[list[Any]]]:
-        chosen = {n for n, kind in self.signature.items() if kind.startswith("*")} - set(self.unaligned)
+        chosen = {n for n, kind in self.signature.items() if kind.startswith("*")}
         chosen |= set(self.aligned)
         names = list(self.kernel.arg_names)
         return {(names.index(name),): [["tt.divisibility", 16]] for name in sorted(chosen)}
