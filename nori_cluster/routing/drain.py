@@ -15,18 +15,25 @@ _BUCKET = 0.5  # seconds
 
 
 class DrainRate:
-    """Told when something begins to wait and when something that had waited left, for whatever reason."""
+    """Told when something begins to wait, when something that had waited left, for whatever reason, and when nothing
+    waits any more."""
 
     def __init__(self) -> None:
-        self._busy_since: float | None = None
-        self._prior: float | None = None  # rate at the end of the busy period before
+        self._busy_since: float | None = None  # None while nothing waits
+        self._prior: float | None = None  # rate at the end of the last busy period in which something left
         self._left: deque[tuple[int, int]] = deque()  # (bucket, departures), oldest first
         self._count = 0
 
     def begin(self, now: float) -> None:
-        """The queue was empty and is not any more."""
-        self._prior = self.rate(now)
-        self._busy_since = now
+        """Something waits; says nothing new within a busy period."""
+        if self._busy_since is None:
+            self._busy_since = now
+
+    def end(self, now: float) -> None:
+        """Nothing waits; the rate stays what it was until the next busy period has one."""
+        if self._count:
+            self._prior = self.rate(now)
+        self._busy_since = None
         self._left.clear()
         self._count = 0
 

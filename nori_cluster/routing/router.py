@@ -119,10 +119,7 @@ class Router:
         deadline = None if place.time_left is None else now + place.time_left
         self._last_arrival = max(round(now * 1e6), self._last_arrival + 1)
         order_key = self._order_base + self._last_arrival + round(place.priority * self._aging * 1e6)
-        waiting = Waiting(key, place, max(order_key, 0), self._places, now, deadline)
-        if not len(self.queue):
-            self.drain.begin(now)
-        self.queue.push(waiting)
+        self.queue.push(Waiting(key, place, max(order_key, 0), self._places, now, deadline))
         self._pump(place.model, now)
         if key in self.queue and self.queue.overfull:
             self.queue.remove(key)
@@ -252,9 +249,21 @@ class Router:
 
     def _pump_all(self, now: float) -> None:
         for model in self.queue.models():
-            self._pump(model, now)
+            self._place_waiting(model, now)
+        self._note_queue(now)
 
     def _pump(self, model: str, now: float) -> None:
+        self._place_waiting(model, now)
+        self._note_queue(now)
+
+    def _note_queue(self, now: float) -> None:
+        """After whatever changed the queue: the drain rate is one of the time in which something waits."""
+        if len(self.queue):
+            self.drain.begin(now)
+        else:
+            self.drain.end(now)
+
+    def _place_waiting(self, model: str, now: float) -> None:
         """Place what can go, in order. Who comes later may not overtake on a group that an earlier one waits for."""
         open_groups = self.table.placeable(model)
         for waiting in list(self.queue.of_model(model)):

@@ -48,8 +48,30 @@ def test_old_departures_are_forgotten() -> None:
 
 def test_idle_time_between_busy_periods_does_not_count() -> None:
     drain = busy(10.0, 20.0)
-    drain.begin(20.0)
-    assert drain.rate(20.5) == pytest.approx(10.0, rel=0.1)  # the last one's, until this one says something
+    drain.end(20.0)
+    assert drain.rate(500.0) == pytest.approx(10.0, rel=0.1)
+    drain.begin(500.0)
+    assert drain.rate(500.5) == pytest.approx(10.0, rel=0.1)  # the last one's, until this one says something
+
+
+def test_an_idle_router_does_not_tell_the_first_refused_of_a_flood_to_wait_long() -> None:
+    """One request every two seconds, each placed at once and none waiting: no rate is known, it is not 0."""
+    router = Router(LeastLoaded, max_waiting=10)
+    facts = GroupRegistration(
+        group_id="g", incarnation=1, model="m", address="", max_context_tokens=1000, max_running_sequences=1,
+        max_batched_tokens=50,
+    )  # fmt: skip
+    router.register(facts, GroupState.READY, GroupReport(), 0.0)
+    for number in range(10):
+        router.place("gw", Place(request=number, model="m", prompt_tokens=100, max_tokens=1), 2.0 * number)
+        router.finish("gw", Finished(number, 1), 2.0 * number + 1.0)
+    assert router.drain.rate(25.0) is None
+    router.take()
+    for number in range(10, 40):
+        router.place("gw", Place(request=number, model="m", prompt_tokens=100, max_tokens=1), 25.0)
+    waits = [decision.retry_after for _, decision in router.take() if isinstance(decision, Refusal)]
+    assert len(waits) > 10
+    assert all(wait is not None and UNKNOWN <= wait < 2 * UNKNOWN for wait in waits)
 
 
 def test_spread_keeps_between_once_and_twice() -> None:
