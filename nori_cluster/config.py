@@ -146,10 +146,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway process. router: host:port. models: name → checkpoint folder (tokenizer and template).
-
-    max_requests, max_held_bytes: calls it holds at once, waiting or running, and the bytes of their bodies.
-    """
+    """One gateway process. router: host:port. models: name → checkpoint folder (tokenizer and template)."""
 
     gateway_id: str
     router: str
@@ -160,8 +157,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     parse_special_tokens: bool = False  # completions: read <|…|> in plain prompts as control tokens
     drain_timeout: float = 30.0
     max_body_bytes: int = 16 << 20
-    max_requests: int = 8192
-    max_held_bytes: int = 256 << 20
     max_stop_strings: int = 16
     max_logprobs: int = 20
     max_prompts: int = 1024

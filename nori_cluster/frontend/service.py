@@ -21,7 +21,7 @@ from nori_cluster.frontend.backend import Backend, ModelInfo
 from nori_cluster.frontend.bad_words import bad_word_ids, check_bad_words
 from nori_cluster.frontend.candidate import Delta
 from nori_cluster.frontend.constraints import ConstraintChecker
-from nori_cluster.frontend.gate import Gate, GateLimits
+from nori_cluster.frontend.gate import Gate
 from nori_cluster.frontend.generation import Generation, Usage
 from nori_cluster.frontend.template import ChatTemplate
 from nori_cluster.frontend.tokenizer import Tokenizer
@@ -78,7 +78,6 @@ class Service:
         models: Mapping[str, ServedModel],
         limits: Limits = Limits(),
         metrics: GatewayMetrics | None = None,
-        gate: GateLimits = GateLimits(),
     ) -> None:
         self.backend = backend
         self.models = dict(models)
@@ -87,7 +86,7 @@ class Service:
         for name in self.models:
             self.metrics.model(name)  # series exist from the start
         self.draining = False
-        self.gate = Gate(gate)
+        self.gate = Gate()
         self._checkers: dict[str, ConstraintChecker] = {}
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()

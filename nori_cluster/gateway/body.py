@@ -27,8 +27,8 @@ async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, limit:
             content_type = value
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise ClientError("a compressed body is not accepted: send it without Content-Encoding")
-        elif name == b"content-length" and value.isdigit() and int(value[:20]) > limit:
-            raise BodyTooLarge(f"the request body may have at most {limit} bytes")
+    if content_length(headers) > limit:
+        raise BodyTooLarge(f"the request body may have at most {limit} bytes")
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise ClientError("the content type must be application/json")
     parts: list[bytes] = []
@@ -48,6 +48,14 @@ async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, limit:
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def content_length(headers: list[tuple[bytes, bytes]]) -> int:
+    """Bytes that the body is announced to have; 0 when it does not say so (chunked)."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            return int(value[:20])
+    return 0
 
 
 def decode_object(body: bytes) -> dict[str, Any]:

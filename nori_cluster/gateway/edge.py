@@ -18,7 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nori_cluster.config import GatewayConfig
 from nori_cluster.errors import Cancelled, NoriError, RequestTimeout, Unauthenticated
+from nori_cluster.frontend.gate import Held
 from nori_cluster.frontend.service import Service
+from nori_cluster.gateway.body import content_length
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +75,8 @@ class Edge:
                 check_key(scope["headers"], self._key_hash)
             if scope["method"] == "POST":
                 self._service.check_open()
-                with self._service.gate.hold(min(_body_size(scope["headers"], self._max_body), self._max_body)):
-                    await self._app(inner, receive, send_with_headers)
+                with self._service.gate.hold(min(content_length(scope["headers"]), self._max_body)) as held:
+                    await self._app(inner, _counted(receive, held), send_with_headers)
             else:
                 await self._app(inner, receive, send_with_headers)
         except Cancelled:
@@ -133,12 +135,15 @@ async def send_error(error: NoriError, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _body_size(headers: Headers, unknown: int) -> int:
-    """What the body says it has, bytes."""
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit():
-            return int(value[:20])
-    return unknown
+def _counted(receive: Receive, held: Held) -> Receive:
+    """receive, with the bytes of the body held as they come: what is announced and not sent takes no room."""
+
+    async def counted() -> MutableMapping[str, Any]:
+        message = await receive()
+        held.add(len(message.get("body", b"")))
+        return message
+
+    return counted
 
 
 def _digest(key: bytes) -> bytes:

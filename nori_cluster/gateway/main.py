@@ -15,7 +15,6 @@ import uvloop
 
 from nori_cluster.config import GatewayConfig, existing_folder
 from nori_cluster.errors import ConfigError, Draining, NoriError
-from nori_cluster.frontend.gate import GateLimits
 from nori_cluster.frontend.service import RETRY_DRAINING, Limits, ServedModel, Service
 from nori_cluster.frontend.template import ChatTemplate
 from nori_cluster.frontend.tokenizer import Tokenizer
@@ -91,8 +90,7 @@ async def run(config: GatewayConfig) -> None:
         max_stop_strings=config.max_stop_strings, max_logprobs=config.max_logprobs, max_prompts=config.max_prompts
     )
     backend = ClusterBackend(config.router, config.gateway_id)
-    gate = GateLimits(calls=config.max_requests, held_bytes=config.max_held_bytes)
-    service = Service(backend, load_models(config), limits, gate=gate)
+    service = Service(backend, load_models(config), limits)
     groups = GroupMetrics(backend.groups, backend.router, backend.counts)
     http = HttpServer(build_app(service, config), http_socket)
     metrics = HttpServer(metrics_app([service.metrics, groups]), metrics_socket)

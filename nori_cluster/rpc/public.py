@@ -48,7 +48,8 @@ def _answered(method: Method[R]) -> Method[R]:
             self.authorize(context)
             self.enter()
             try:
-                with self.gate.hold(request.ByteSize()):
+                with self.gate.hold(size := request.ByteSize()) as held:
+                    held.add(size)
                     return await method(self, request, context)
             finally:
                 self.leave()

@@ -1,6 +1,7 @@
 """Around the endpoints: models, health, errors, ids, keys, drain, metrics, the OpenAPI document."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import cycle
 from time import monotonic
 
@@ -213,6 +214,37 @@ async def test_bodies_are_held_by_their_bytes() -> None:
     assert (await gateway.complete(prompt="x", max_tokens=1)).status_code == 200
     assert (await running).status_code == 200
     assert (await gateway.complete(prompt="x" * 200, max_tokens=1)).status_code == 200, "alone, any size has room"
+
+
+async def test_a_chunked_body_is_held_by_what_has_come_of_it() -> None:
+    """It announces no length: no limit must be full of it, and a long one is refused in its middle."""
+    gateway = FakeGateway(Script(tokens=cycle([HELLO]), step=0.005))
+    gateway.service.gate.limits = GateLimits(held_bytes=300)
+    come, more = asyncio.Event(), asyncio.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b'{"max_tokens": 1, "prompt": "'
+        come.set()
+        await more.wait()
+        yield b"x" * 200 + b'"}'
+
+    async def send() -> httpx.Response:
+        async with gateway.client as client:
+            return await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"})
+
+    running = asyncio.ensure_future(send())
+    await come.wait()
+    while not gateway.service.gate.held_bytes:
+        await asyncio.sleep(0.001)
+    assert (gateway.service.gate.calls, gateway.service.gate.held_bytes) == (1, 29)
+    assert (await gateway.complete(prompt="x", max_tokens=1)).status_code == 200
+    other = asyncio.ensure_future(gateway.complete(prompt="x" * 60, max_tokens=40))
+    while gateway.service.gate.calls < 2:
+        await asyncio.sleep(0.001)
+    more.set()
+    assert error_of(await running, 503)["code"] == "gateway_full"
+    assert (await other).status_code == 200
+    assert (gateway.service.gate.calls, gateway.service.gate.held_bytes) == (0, 0)
 
 
 async def test_refusals_are_counted_by_reason_and_probes_are_not() -> None:
