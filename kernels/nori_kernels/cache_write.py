@@ -185,8 +185,8 @@ def _variant(dtype: torch.dtype, kv_dtype: torch.dtype, dim: int, rotate: bool) 
             **dict.fromkeys(strides, "i64"),
         },
         constexprs={
-            "GROUP": 4,
-            "GROUP_PAD": 4,
+            "GROUP": 4 if rotate else 1,  # without rope q is not touched
+            "GROUP_PAD": 4 if rotate else 1,
             "HALF": dim // 2,
             "HALF_PAD": triton.next_power_of_2(dim // 2),
             "BLOCK_SIZE": 16,

@@ -158,7 +158,7 @@ def _variant(dtype: str, hidden: int, out: str, residual: bool) -> Variant:
             "eps": "fp32",
         },
         constexprs={
-            "LIMIT": 127.0 if out == "i8" else 448.0,
+            "LIMIT": {"i8": 127.0, "fp8e4nv": 448.0}.get(out, 1.0),
             "BLOCK": block,
             "RESIDUAL": residual,
             "QUANTIZE": quantize,
