@@ -109,6 +109,8 @@ async def learn(url: str, tokens: int) -> dict[int, dict[int, list[int]]]:
         outcomes = await asyncio.gather(*(ask(client, kind, tokens) for kind in range(KINDS)))
     for outcome in outcomes:
         assert outcome.whole, outcome.error
+        if body_of(outcome.kind, tokens)["ignore_eos"]:
+            assert {len(ids) for ids in outcome.ids.values()} == {tokens}, f"kind {outcome.kind} ended early"
     return {outcome.kind: outcome.ids for outcome in outcomes}
 
 

@@ -37,12 +37,13 @@ class Run:
         self._stage: Stage | None = None
         self._made_by: Callable[[], Setting] = Setting
         self._hits = 0
-        self._longest = 0  # tokens of a request
-        self._expected: Tokens = {}
+        self._longest: dict[Callable[[], Setting], int] = {}  # tokens of a request, by the kind of cluster
+        self._expected: dict[Callable[[], Setting], Tokens] = {}  # a small one can not say what a larger one can
 
     async def drills(self, drills: list[Drill]) -> list[Result]:
         results: list[Result] = []
-        self._longest = max(drill.tokens for drill in drills)
+        for drill in drills:
+            self._longest[drill.setting] = max(drill.tokens, self._longest.get(drill.setting, 0))
         for number, drill in enumerate(drills):
             if drill.name in self.skipped:
                 continue
@@ -82,13 +83,14 @@ class Run:
             self._stage = Stage(self._folder, drill.setting(), self._rng)
             await asyncio.to_thread(self._stage.start)
             await self._stage.whole()
-            if not self._expected:
-                self._expected = await learn(self._stage.gateways[FIRST], self._longest)
+            if drill.setting not in self._expected:
+                learned = await learn(self._stage.gateways[FIRST], self._longest[drill.setting])
+                self._expected[drill.setting] = learned
         self._hits += drill.hits
         return self._stage
 
     async def _one(self, stage: Stage, drill: Drill) -> Result:
-        load = Load(stage.gateways, drill.streams, drill.tokens, self._expected)
+        load = Load(stage.gateways, drill.streams, drill.tokens, self._expected[drill.setting])
         load.start()
         await asyncio.sleep(0.5 + self._rng.random())
         begin, verdict, failure = time.monotonic(), "", ""
