@@ -147,6 +147,7 @@ class ControllerAdmin:
 
     async def drain(self, group: str, grace: float | None) -> OperationInfo:
         self._pool.check_drainable(group)
+        self._pool.operations.check_free(group)
         seconds = self._pool.config.drain_timeout if grace is None else grace
 
         async def work(on_progress: Progress) -> None:
@@ -251,6 +252,7 @@ class ControllerAdmin:
         return self._operations.get(name)
 
     async def resume(self, group: str) -> GroupInfo:
+        self._pool.operations.check_free(group)
         await self._pool.resume(group)
         return next(info for info in await self.list_groups() if info.name == group)
 

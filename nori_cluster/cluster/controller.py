@@ -128,6 +128,7 @@ class Controller:
         self.groups = {name: made[name] for name in adopted}
         self._draining &= adopted
         self._drained &= adopted
+        cut_off = sorted((self._draining - self._drained) & set(self._names))
         for name, record in self.records.items():
             lost_now = record.taken_over(name in adopted, time.monotonic())
             if lost_now:
@@ -135,7 +136,7 @@ class Controller:
         for name in sorted(adopted):
             self.tell(self.records[name], "adopted", f"serves at {made[name].address}")
             self._tasks[name] = background(self._supervise(name, made[name]), f"supervising {name}")
-        self._tidying = background(self._tidy(), "undoing what was cut off")
+        self._tidying = background(self.operations.tidy(cut_off), "undoing what was cut off")
 
     def _restore(self, saved: SavedState) -> None:
         self.events = EventLog(saved.events)
@@ -151,16 +152,6 @@ class Controller:
         self._router.restarts = saved.router_restarts
         for name in self._names:
             self.records.setdefault(name, GroupRecord(name=name))
-
-    async def _tidy(self) -> None:
-        """Operations end with their controller: their drains are undone, groups no more wanted are still removed."""
-        for name in sorted((self._draining - self._drained) & set(self._names)):
-            try:
-                await self.resume(name)
-            except NoriError as error:
-                log.warning("group %s could not be told to take work: %s", name, error)
-        for name in [name for name in self.records if name not in self._names]:
-            await self.remove(name, 0.0)
 
     def _save(self) -> None:
         """Into the state file, what another controller needs."""
@@ -365,6 +356,8 @@ class Controller:
         self.check_drainable(name)
         group = self.groups[name]
         await self._router.set_draining(name, True)
+        if self.records[name].phase is not Phase.READY or self.groups[name] is not group:
+            raise EngineFailure(f"worker group {name!r} was lost before it was drained")
         self._draining.add(name)
         if hand_over is None:
             self._drained.add(name)
@@ -397,11 +390,11 @@ class Controller:
             self.tell(self.records[name], "resumed")
             return
         self.check_drainable(name)
-        await self.groups[name].resume()
-        await self._router.set_draining(name, False)
-        self._draining.discard(name)
+        self.models[name] = await self.groups[name].resume()
+        self._draining.discard(name)  # the group says so itself to a router that is lost now
         self._drained.discard(name)
         self.tell(self.records[name], "resumed")
+        await self._router.set_draining(name, False)
 
     # -- wanted, and ended on purpose: for operations.py ------------------------------------------------------------
 

@@ -52,6 +52,7 @@ class EngineProcess:
         self._spec: GroupSpec | None = None
         self._address = ""
         self._ended: asyncio.Future[str] | None = None
+        self._reloading = asyncio.Lock()  # a controller that takes over knows of no reload that the last one began
 
     async def listen(self) -> tuple[str, str]:
         """Address and token for the workers' channels."""
@@ -129,25 +130,29 @@ class EngineProcess:
         assert self._executor is not None
         assert self._registrar is not None
         assert self._ended is not None
-        task = asyncio.ensure_future(self._server.reload(functools.partial(self._executor.reload, model, timeout)))
-        ends: set[asyncio.Future[Any]] = {task, self._ended}
-        await asyncio.wait(ends, return_when="FIRST_COMPLETED")
-        if not task.done():  # the step thread is gone, or tells the task next
-            await asyncio.wait({task}, timeout=1.0)
-        if not task.done():
-            task.cancel()
-            raise EngineFailure(self._ended.result())
-        self._spec = task.result()
-        self._registrar.registration_changed()
-        log.info("group %s holds weights %s from %s", self._group_id, self._spec.weights_id, model.path)
-        return self._spec
+        async with self._reloading:
+            task = asyncio.ensure_future(self._server.reload(functools.partial(self._executor.reload, model, timeout)))
+            ends: set[asyncio.Future[Any]] = {task, self._ended}
+            await asyncio.wait(ends, return_when="FIRST_COMPLETED")
+            if not task.done():  # the step thread is gone, or tells the task next
+                await asyncio.wait({task}, timeout=1.0)
+            if not task.done():
+                task.cancel()
+                raise EngineFailure(self._ended.result())
+            self._spec = task.result()
+            self._config = msgspec.structs.replace(self._config, model=model)
+            self._registrar.registration_changed()
+            log.info("group %s holds weights %s from %s", self._group_id, self._spec.weights_id, model.path)
+            return self._spec
 
-    async def resume(self) -> None:
-        """Take new sequences again."""
+    async def resume(self) -> ModelConfig:
+        """Take new sequences again, after a reload that still runs. Returns what is served."""
         assert self._server is not None
         assert self._registrar is not None
-        self._server.draining = False
+        async with self._reloading:
+            self._server.draining = False
         self._registrar.changed()
+        return self._config.model
 
     async def stop(self) -> None:
         """Leave the router's table, then end every stream and the step thread; the workers see the hang-up."""

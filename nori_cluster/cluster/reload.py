@@ -41,7 +41,7 @@ class Pool(Protocol):
 
 
 class RollFn(Protocol):
-    """Operations.roll."""
+    """Operations.roll, of an operation that is under way."""
 
     async def __call__(
         self,
@@ -119,23 +119,26 @@ class Reload:
             raise EngineFailure(f"{error.message}; weight versions now: {held}") from error
 
     async def _act(self, name: str) -> None:
-        """A group that takes no new work: emptied, then reloaded."""
+        """A group that takes no new work: emptied, then reloaded. It is this incarnation or none: another one that came
+        meanwhile takes work and is not touched."""
+        if name not in self._pool.draining:
+            raise EngineFailure(f"{name} was lost while it was drained")
+        group = self._pool.groups[name]
         try:
-            if left := await self._empty(name):
+            if left := await self._empty(name, group):
                 kept = self._pool.models[name].weight_version
                 raise Overloaded(
                     f"{left} requests still run after {self._grace:g} s, it keeps version {kept}; "
                     "give them longer or use the in-flight policy abort"
                 )
-            await self._pool.groups[name].reload(self._model, self._timeout)
+            await group.reload(self._model, self._timeout)
         except EngineFailure:
-            await self._lost(name)
+            await self._lost(name, group)
             raise
         self._pool.models[name] = self._model
 
-    async def _empty(self, name: str) -> int:
+    async def _empty(self, name: str, group: WorkerGroup) -> int:
         """Sequences that are left."""
-        group = self._pool.groups[name]
         if self._policy == "abort":
             return await group.abort(REASON)
         if self._policy == "continue":
@@ -168,8 +171,10 @@ class Reload:
                 raise Overloaded(f"{waiting} requests still wait for a group with the weights that they began with")
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _lost(self, name: str) -> None:
+    async def _lost(self, name: str, group: WorkerGroup) -> None:
         """Until the controller knows that this incarnation is over."""
-        end = asyncio.get_running_loop().time() + LOST_SECONDS
-        while self._pool.records[name].phase is Phase.READY and asyncio.get_running_loop().time() < end:
+        pool, end = self._pool, asyncio.get_running_loop().time() + LOST_SECONDS
+        while pool.groups.get(name) is group and pool.records[name].phase is Phase.READY:
+            if asyncio.get_running_loop().time() > end:
+                return
             await asyncio.sleep(POLL_SECONDS)

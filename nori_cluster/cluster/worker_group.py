@@ -192,12 +192,15 @@ class WorkerGroup:
                 return expected(error).message
             await asyncio.sleep(limit / 5)
 
-    async def resume(self) -> None:
-        """Take new work again after a drain. EngineFailure when the group is lost."""
+    async def resume(self) -> ModelConfig:
+        """Take new work again after a drain, and a reload that still runs; what it serves then. EngineFailure when the
+        group is lost."""
         try:
-            await self._engine.resume.remote()
+            model: ModelConfig = await self._engine.resume.remote()
         except RayError as error:
             raise expected(error, "the engine process") from error
+        self.config = msgspec.structs.replace(self.config, model=model)
+        return model
 
     async def drain(self, timeout: float, hand_over: bool = False) -> int:
         """Sequences left after at most `timeout` seconds without new ones; hand_over: they move to other groups then.

@@ -1,6 +1,7 @@
 """Reloads by the controller around fake groups: what is drained how, which versions are wanted after a failure."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.controller import Controller
 from nori_cluster.cluster.reload import check_folder, next_model
 from nori_cluster.config import ModelConfig
-from nori_cluster.errors import CheckpointError, ConfigError, EngineFailure, NotFound
+from nori_cluster.errors import CheckpointError, ConfigError, EngineFailure, NotFound, Overloaded
 
 pytestmark = pytest.mark.unit
 
@@ -195,3 +196,59 @@ async def test_refused_at_once(tmp_path: Path) -> None:
             await run(made, tmp_path)
         made.operations.under_way = ""
         assert world.journal == []
+
+
+async def test_scaling_while_a_folder_is_compared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, compared, go_on = World(), threading.Event(), threading.Event()
+
+    def slow(old: Path, new: Path) -> None:
+        compared.set()
+        go_on.wait(5)
+
+    monkeypatch.setattr(reload, "check_folder", slow)
+    async with controller(world) as made:
+        world.left = 0
+        reloading = asyncio.create_task(run(made, tmp_path))
+        await until(compared.is_set)
+        with pytest.raises(Overloaded, match="a reload of weights is under way"):
+            await made.operations.scale(3, 0.0)
+        with pytest.raises(EngineFailure, match="a reload of weights is under way"):
+            await run(made, tmp_path)
+        go_on.set()
+        await reloading
+        assert versions(made) == ["2", "2"]
+
+
+async def test_an_incarnation_that_came_meanwhile_is_not_touched(tmp_path: Path) -> None:
+    """Lost and back while its turn to be emptied had not come: it takes work, and nobody would resume it."""
+    world = World()
+    async with controller(world, replicas=3) as made:
+        world.left, world.waiting = 0, [1]
+        reloading = asyncio.create_task(run(made, tmp_path, "continue", grace=0.5, max_unavailable=2))
+        await until(lambda: {"m-0", "m-1"} <= set(made.draining) and "drain m-0 and hand over" in world.journal)
+        world.newest("m-1").die()
+        await until(lambda: world.newest("m-1").incarnation == 2 and "m-1" in made.groups)
+        world.waiting = [0]
+        with pytest.raises(EngineFailure, match="m-1"):
+            await reloading
+        second = world.newest("m-1")
+        assert second.told == []
+        assert not made.draining
+        assert made.wanted_model("m-1").weight_version == "1"
+
+
+async def test_nobody_else_drains_or_resumes_a_group_in_its_turn(tmp_path: Path) -> None:
+    world = World()
+    async with controller(world) as made:
+        admin = ControllerAdmin(made)
+        world.left, world.waiting = 0, [1]
+        reloading = asyncio.create_task(run(made, tmp_path, "continue", grace=5.0))
+        await until(lambda: "drain m-0 and hand over" in world.journal)
+        for attempt in (admin.resume("m-0"), admin.drain("m-0", 0.0)):
+            with pytest.raises(Overloaded, match="a reload of weights works on 'm-0'"):
+                await attempt
+        with pytest.raises(NotFound):
+            await admin.resume("m-7")
+        world.waiting = [0]
+        await reloading
+        await admin.resume("m-0")

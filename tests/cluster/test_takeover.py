@@ -12,7 +12,8 @@ from nori_cluster.cluster import reconcile, rolling, router_keeper
 from nori_cluster.cluster import state as state_module
 from nori_cluster.cluster.admin_backend import ControllerAdmin
 from nori_cluster.cluster.reconcile import Deaths, GroupRecord, Phase, to_start
-from nori_cluster.errors import EngineFailure, NotFound
+from nori_cluster.config import ModelConfig
+from nori_cluster.errors import EngineFailure, NotFound, Overloaded
 
 pytestmark = pytest.mark.unit
 
@@ -190,3 +191,32 @@ def test_random_walk_of_takeovers(seed: int) -> None:
         elif record.phase is Phase.GIVEN_UP:
             record.retry()
     assert len(started) > 20
+
+
+async def test_scaling_while_a_cut_off_removal_goes_on_is_refused_and_no_loop_ends(file: Path) -> None:
+    world = World()
+    async with lost_controller(world, file) as first:
+        scaling = asyncio.create_task(first.operations.scale(1, 30.0))
+        await until(lambda: "drain m-1 and hand over" in world.journal)
+        scaling.cancel()
+        await asyncio.wait({scaling})
+    async with controller(world, state_file=file, wait=False) as second:
+        await until(lambda: bool(second.operations.under_way))
+        for count in (1, 2):
+            with pytest.raises(Overloaded, match="undoing what was cut off with the controller is under way"):
+                await second.operations.scale(count, 0.0)
+        await until(lambda: not second.operations.under_way)
+        await second.operations.scale(2, 0.0)
+        assert ready(second, 2)()
+
+
+async def test_a_group_whose_reload_outlived_its_controller_is_known_by_what_it_holds(file: Path) -> None:
+    world = World()
+    new = ModelConfig(name="m", path="/new", weight_version="2")
+    async with lost_controller(world, file) as first:
+        await first.drain("m-1", 0.5, hand_over=False)
+    world.holds = {"m-1": new}
+    async with controller(world, state_file=file, wait=False) as second:
+        await until(lambda: world.journal[-1] == "router resumes m-1")
+        assert second.wanted_model("m-1") == new
+        assert second.wanted_model("m-0").weight_version == "1"

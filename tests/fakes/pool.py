@@ -77,6 +77,7 @@ class FakeGroup:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.drains: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.rest = rest
+        self.told: list[str] = []  # drains and reloads of this incarnation
         world.made.append(self)
 
     async def start(self) -> str:
@@ -99,15 +100,18 @@ class FakeGroup:
     async def adopt(self, running: RunningGroup) -> bool:
         self.address, self.engine_pid, self.pids = running.address, running.engine_pid, list(running.pids)
         assert (running.name, running.incarnation) == (self.name, self.incarnation)
+        self.model = self.world.holds.get(self.name, self.model)
         return self.name not in self.world.broken
 
-    async def resume(self) -> None:
+    async def resume(self) -> ModelConfig:
         self.world.journal.append(f"resume {self.name}")
+        return self.model
 
     async def gone(self, timeout: float) -> bool:
         return True
 
     async def drain(self, timeout: float, hand_over: bool = False) -> int:
+        self.told.append("drain")
         self.world.journal.append(f"drain {self.name}" + " and hand over" * hand_over)
         if timeout < 1.0 or self.world.left is not None:
             return 3 if self.world.left is None else self.world.left
@@ -118,7 +122,10 @@ class FakeGroup:
         return 0
 
     async def reload(self, model: ModelConfig, timeout: float) -> None:
+        self.told.append("reload")
         self.world.journal.append(f"reload {self.name} {model.weight_version}")
+        if self.lost.done():
+            raise EngineFailure("the engine process died")
         if errors := self.world.reloads.get(self.name):
             error = errors.pop(0)
             if isinstance(error, EngineFailure):
@@ -157,6 +164,7 @@ class World:
         self.restarts = Restarts()  # as the controller told the router last
         self.left: int | None = None  # what every drain leaves; None: 3 when short, else what FakeGroup.drains says
         self.waiting = [0]  # in the router, look after look
+        self.holds: dict[str, ModelConfig] = {}  # name → what an adopted group serves, whatever its controller knew
         self.reloads: dict[str, list[Exception]] = {}  # name → what its next reloads raise
 
     def newest(self, name: str) -> FakeGroup:
