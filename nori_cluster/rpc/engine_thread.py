@@ -143,6 +143,8 @@ class EngineThread:
             self._core.abort(key, retryable, reason)
 
     def _reload(self, load: Callable[[], GroupSpec], future: Future[GroupSpec]) -> StepDeltas | None:
+        if not future.set_running_or_notify_cancel():
+            return None  # nobody waits for it any more; from here on it cannot be cancelled
         try:
             if self._core.has_work:
                 raise Overloaded("sequences of the group still run")

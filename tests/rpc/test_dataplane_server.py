@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 
 import grpc
@@ -218,6 +219,33 @@ async def test_a_reload_that_is_refused_changes_nothing_and_one_that_breaks_ends
         assert [str(failure) for failure in group.failures] == ["rank 0 failed"]
         with pytest.raises(EngineFailure, match="rank 0 failed"):
             await group.server.reload(refuse)
+
+
+async def test_a_reload_that_nobody_waits_for_any_more_is_not_begun(group: Group) -> None:
+    begun, free, loaded = threading.Event(), threading.Event(), []
+
+    def slow() -> GroupSpec:
+        begun.set()
+        assert free.wait(5.0)
+        return group.spec
+
+    def unwanted() -> GroupSpec:
+        loaded.append("unwanted")
+        return group.spec
+
+    group.server.draining = True
+    first = asyncio.create_task(group.server.reload(slow))
+    assert await asyncio.to_thread(begun.wait, 5.0)
+    second = asyncio.create_task(group.server.reload(unwanted))
+    await asyncio.sleep(0.01)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    free.set()
+    assert await first is group.spec
+    assert await group.server.reload(lambda: group.spec) is group.spec
+    assert not loaded
+    assert not group.failures
 
 
 async def test_a_lost_stream_aborts_its_sequences_only(group: Group) -> None:
