@@ -17,29 +17,33 @@ REPORT_SECONDS = 2.0  # after which a group's report is of now
 
 async def kill_rank(stage: Stage, load: Load) -> str:
     """SIGKILL of one rank of a group."""
-    group = await stage.somebody()
-    stage.hit(group, stage.rng.choice(group.workers).pid, signal.SIGKILL)
-    return ""
+    return await _hit_rank(stage, signal.SIGKILL)
 
 
 async def kill_engine(stage: Stage, load: Load) -> str:
     """SIGKILL of a group's engine process."""
-    group = await stage.somebody()
-    stage.hit(group, group.engine_pid, signal.SIGKILL)
-    return ""
+    return await _hit_engine(stage, signal.SIGKILL)
 
 
 async def stop_rank(stage: Stage, load: Load) -> str:
     """SIGSTOP of one rank: alive and silent."""
-    group = await stage.somebody()
-    stage.hit(group, stage.rng.choice(group.workers).pid, signal.SIGSTOP)
-    return ""
+    return await _hit_rank(stage, signal.SIGSTOP)
 
 
 async def stop_engine(stage: Stage, load: Load) -> str:
     """SIGSTOP of an engine process."""
+    return await _hit_engine(stage, signal.SIGSTOP)
+
+
+async def _hit_rank(stage: Stage, number: signal.Signals) -> str:
     group = await stage.somebody()
-    stage.hit(group, group.engine_pid, signal.SIGSTOP)
+    stage.hit(group, stage.rng.choice(group.workers).pid, number)
+    return ""
+
+
+async def _hit_engine(stage: Stage, number: signal.Signals) -> str:
+    group = await stage.somebody()
+    stage.hit(group, group.engine_pid, number)
     return ""
 
 

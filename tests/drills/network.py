@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 
-import httpx
 from drills.load import Load
 from drills.relay import Relay
 from drills.stage import Missing, Setting, Stage
@@ -94,7 +93,7 @@ async def link_down(stage: Stage, load: Load) -> str:
 
 async def cut_line(stage: Stage, load: Load) -> str:
     """Packets to and from one group vanish in silence: its streams go on in the other group."""
-    port = await busy_port(stage)
+    port = await data_port(stage)
     before = await continuations(stage)
     async with (
         rule("INPUT", "-p", "tcp", "--sport", port, "-j", "DROP"),
@@ -110,7 +109,7 @@ async def cut_line(stage: Stage, load: Load) -> str:
 
 async def reset_line(stage: Stage, load: Load) -> str:
     """Every connection to one group is reset for two seconds: its streams go on in the other group."""
-    port = await busy_port(stage)
+    port = await data_port(stage)
     before = await continuations(stage)
     async with rule("OUTPUT", "-p", "tcp", "--dport", port, "-j", "REJECT", "--reject-with", "tcp-reset"):
         noticed = await until(stage, lambda up: up == 1, "the reset is not noticed")
@@ -167,15 +166,14 @@ async def late_line(stage: Stage, load: Load) -> str:
 # -- what the gateway in the namespace says of itself -----------------------------------------------------------------
 
 
-async def busy_port(stage: Stage) -> str:
-    """Of a group's data plane."""
+async def data_port(stage: Stage) -> str:
+    """Of the data plane of a group that takes work."""
     return (await stage.somebody()).address.rpartition(":")[2]
 
 
 async def metrics(stage: Stage) -> str:
     assert stage.second is not None
-    async with httpx.AsyncClient(timeout=5.0) as client:
-        return (await client.get(stage.second.metrics_url)).text
+    return await stage.second.metrics()
 
 
 async def reachable(stage: Stage) -> int:

@@ -34,17 +34,11 @@ async def exhaust_kv(stage: Stage, load: Load) -> str:
     stage.hit(group, group.workers[0].pid, signal.SIGKILL)
     await stage.whole()
     await asyncio.sleep(4.0)
-    text = await table_metrics(stage)
+    assert stage.second is not None
+    text = await stage.second.metrics()  # it sees the same groups as the first
     preempted = sum(float(n) for n in re.findall(r"^nori_group_num_preemptions_total\S* (\S+)", text, re.M))
     fullest = max(1.0 - g.load.free_kv_blocks / g.load.total_kv_blocks for g in await stage.groups())
     return f"{FEW_BLOCKS} blocks per group; {preempted:.0f} preemptions seen, a group {fullest:.0%} full"
-
-
-async def table_metrics(stage: Stage) -> str:
-    """Of the second gateway, which sees the same table."""
-    assert stage.second is not None
-    async with httpx.AsyncClient(timeout=5.0) as client:
-        return (await client.get(stage.second.metrics_url)).text
 
 
 def short_queue() -> Setting:

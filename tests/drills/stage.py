@@ -103,12 +103,16 @@ class Gateway:
         host = config.host
         told = msgspec.json.decode(line)
         self.url = f"http://{host}:{told['http']}"
-        self.metrics_url = f"http://{host}:{told['metrics']}/metrics"
+        self._metrics_url = f"http://{host}:{told['metrics']}/metrics"
 
     @property
     def pid(self) -> int:
         """`ip netns exec` becomes the command it runs."""
         return self._process.pid
+
+    async def metrics(self) -> str:
+        async with httpx.AsyncClient(timeout=5.0) as client:
+            return (await client.get(self._metrics_url)).text
 
     def wait(self, timeout: float) -> int:
         return self._process.wait(timeout)
