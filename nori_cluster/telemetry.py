@@ -103,7 +103,7 @@ class GatewayMetrics(Collector):
         self.refused: Counter[str] = Counter()  # error code → calls, of HTTP and gRPC
 
     def refuse(self, error: NoriError) -> None:
-        """Counts a call that was turned away for lack of room, a group or time; a probe that hears NotReady is none."""
+        """Counts a call that was turned away for lack of room or of a group; a probe that hears NotReady is none."""
         if isinstance(error, Overloaded | RateLimited) and not isinstance(error, NotReady):
             self.refused[error.code or "error"] += 1
 

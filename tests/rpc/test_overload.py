@@ -66,7 +66,7 @@ async def test_a_flood_of_twenty_times_what_fits_loses_nothing() -> None:
 async def test_a_gateway_knows_that_the_queue_is_full_before_it_tokenizes_and_for_how_long() -> None:
     async with flooded() as cluster:
         for group in cluster.groups.values():
-            group.step = 0.05
+            group.step = 0.2  # the queue is busy for longer than a rate needs
         asked = [cluster.ask(TOKENS, prompt=PROMPT)[0][0] for _ in range(3 * FITS)]
         await until(lambda: any(sink.error is not None for sink in asked))
         info = cluster.backend.model("m")
