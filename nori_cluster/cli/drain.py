@@ -7,9 +7,10 @@ import typer
 from nori_cluster.cli.admin import connect
 from nori_cluster.cli.flags import Admin
 from nori_cluster.cli.operations import finish
+from nori_cluster.cli.options import LONGEST_DRAIN
 
 app = typer.Typer(add_completion=False)
-SLACK = 60.0  # beyond the grace period, before the answer is that it goes on
+SLACK = 60.0  # seconds beyond the grace period, before the answer is that it goes on
 
 
 @app.command()
@@ -33,5 +34,7 @@ def drain(
     with connect(admin) as client:
         operation = client.drain(group, grace)
         if wait:
-            operation = finish(client, operation, (grace or 0.0) + SLACK, f"draining {group}")
+            operation = finish(
+                client, operation, (LONGEST_DRAIN if grace is None else grace) + SLACK, f"draining {group}"
+            )
     typer.echo(f"{group} {'is drained' if operation.done else 'is draining'}")

@@ -1,4 +1,4 @@
-"""Operations of the admin plane, waited for: what `drain`, `scale` and `rollout` have in common."""
+"""Operations of the admin plane, waited for: what `drain`, `scale`, `rollout` and `reload-weights` have in common."""
 
 import json
 import time
@@ -28,8 +28,10 @@ def finish(client: AdminClient, operation: OperationInfo, seconds: float, what: 
 def only_model(client: AdminClient, model: str | None) -> str:
     """The given name, or that of the only model of the cluster."""
     names = [info.model for info in client.get_status().models]
-    if model is not None or len(names) == 1:
-        return model or names[0]
+    if model is not None:
+        return model
+    if len(names) == 1:
+        return names[0]
     raise typer.BadParameter(f"name one of: {', '.join(names)}")
 
 

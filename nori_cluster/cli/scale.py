@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def scale(
     model: Annotated[str, typer.Argument(help="Name of the model as `nori status` shows it.")],
-    groups: Annotated[int, typer.Argument(min=0, help="Worker groups that shall serve it.")],
+    groups: Annotated[int, typer.Argument(min=1, help="Worker groups that shall serve it.")],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when they are ready, or at once.")] = True,
     timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait at most.")] = 900.0,
     check: Annotated[bool, typer.Option("--check", help="Only say whether the number can be asked for.")] = False,

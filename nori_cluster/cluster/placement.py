@@ -4,6 +4,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec import structs
+
 from nori_cluster.config import ClusterConfig
 from nori_cluster.errors import ConfigError, EngineFailure
 
@@ -18,13 +20,26 @@ class Unplaceable(EngineFailure):
 
 
 def check_replicas(config: ClusterConfig, count: int) -> None:
-    """ConfigError for a number of groups that this host's ports cannot hold."""
+    """ConfigError for a number of groups that this host's ports cannot hold: group i has the data-plane port plus i."""
     if count < 1:
         raise ConfigError(f"a model needs at least 1 group, not {count}", param="group_count")
     first = config.ports.dataplane
     if count > GROUPS_A_HOST:
         ports = f" (ports {first} to {first + GROUPS_A_HOST - 1})" if first else ""
         raise ConfigError(f"a host holds at most {GROUPS_A_HOST} groups{ports}, not {count}", param="group_count")
+    last = first + count - 1
+    if first and last > 65535:
+        raise ConfigError(
+            f"{count} groups need data-plane ports {first} to {last}, the last is 65535", param="group_count"
+        )
+    others = structs.asdict(config.ports)
+    del others["dataplane"]
+    for name, port in others.items():
+        if first and first <= port <= last:
+            raise ConfigError(
+                f"{count} groups need data-plane ports {first} to {last}, and {port} is that of {name}",
+                param="group_count",
+            )
 
 
 def logical_cpus(tensor_parallel_size: int) -> int:

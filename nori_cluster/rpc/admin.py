@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection
 
@@ -27,6 +28,7 @@ POLL_SECONDS = 0.1
 WAIT_SECONDS = 60.0  # of WaitOperation without a timeout
 CALL_SECONDS = 10.0  # of a client's call
 REMEMBERED_REQUESTS = 1024
+LONGEST_GRACE = 1e9  # seconds; a Duration holds more, nobody waits so long
 R = TypeVar("R")
 Method: TypeAlias = Callable[["AdminServicer", Any, Context], Awaitable[R]]
 
@@ -59,6 +61,22 @@ def _grace(request: Any) -> float | None:
     if grace < 0:
         raise ClientError("grace_period must not be negative", param="grace_period")
     return grace
+
+
+def _grace_to_pb(grace: float | None) -> Duration | None:
+    """ConfigError for one that is negative, endless or beyond LONGEST_GRACE."""
+    if grace is None:
+        return None
+    if not 0.0 <= grace <= LONGEST_GRACE:
+        raise ConfigError(f"the grace must lie between 0 and {LONGEST_GRACE:.0f} seconds, not {grace:g}")
+    return convert.duration(grace)
+
+
+def _uint32(value: int, param: str) -> int:
+    """ConfigError for a number that the wire does not hold."""
+    if not 0 <= value < 1 << 32:
+        raise ConfigError(f"{param} must lie between 0 and {(1 << 32) - 1}, not {value}", param=param)
+    return value
 
 
 class AdminServicer(pb_grpc.AdminServiceServicer):
@@ -264,7 +282,7 @@ class AdminClient:
         """Starts a drain. grace: seconds for what runs."""
         request = pb.DrainWorkerGroupRequest(
             name=shapes.GROUPS + group,
-            grace_period=None if grace is None else convert.duration(grace),
+            grace_period=_grace_to_pb(grace),
             request_id=request_id,
         )
         return shapes.operation_from_pb(self._call(self._stub.DrainWorkerGroup, request).operation)
@@ -272,7 +290,10 @@ class AdminClient:
     def scale(self, model: str, count: int, validate_only: bool = False, request_id: str = "") -> OperationInfo:
         """Starts it. validate_only: only says whether it could be asked for."""
         request = pb.ScaleModelRequest(
-            model=model, group_count=count, validate_only=validate_only, request_id=request_id
+            model=model,
+            group_count=_uint32(count, "group_count"),
+            validate_only=validate_only,
+            request_id=request_id,
         )
         return shapes.operation_from_pb(self._call(self._stub.ScaleModel, request).operation)
 
@@ -282,8 +303,8 @@ class AdminClient:
         """Starts a restart of every group of the model, one after another. grace: seconds for what runs."""
         request = pb.RestartModelRequest(
             model=model,
-            max_unavailable=max_unavailable,
-            grace_period=None if grace is None else convert.duration(grace),
+            max_unavailable=_uint32(max_unavailable, "max_unavailable"),
+            grace_period=_grace_to_pb(grace),
             request_id=request_id,
         )
         return shapes.operation_from_pb(self._call(self._stub.RestartModel, request).operation)
@@ -305,8 +326,8 @@ class AdminClient:
             uri=folder,
             weight_version=version,
             in_flight_policy=f"IN_FLIGHT_POLICY_{policy.upper()}",
-            max_unavailable=max_unavailable,
-            grace_period=None if grace is None else convert.duration(grace),
+            max_unavailable=_uint32(max_unavailable, "max_unavailable"),
+            grace_period=_grace_to_pb(grace),
             request_id=request_id,
         )
         return shapes.operation_from_pb(self._call(self._stub.ReloadWeights, request).operation)

@@ -40,6 +40,30 @@ def test_scale_that_cannot_be_or_fails_or_lasts(
     assert "scaling tiny to 3 groups failed: lost while draining" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["scale", "tiny", "0"],
+        ["scale", "tiny", "10000000000"],
+        ["rollout", "restart", "--max-unavailable", "10000000000"],
+        ["rollout", "restart", "--grace", "inf"],
+        ["drain", "tiny-0", "--grace", "1e300"],
+    ],
+)
+def test_numbers_that_nobody_means(
+    arguments: list[str], address: str, backend: FakeAdminBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--admin", address]) == 2
+    assert "unexpected" not in capsys.readouterr().err
+    assert (backend.asked, backend.drains) == ([], [])
+
+
+def test_an_empty_name_is_no_model(address: str, backend: FakeAdminBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollout", "restart", "", "--admin", address]) == 1
+    assert "no model ''" in capsys.readouterr().err
+    assert backend.asked == []
+
+
 def test_rollout_restart_of_the_only_model(
     address: str, backend: FakeAdminBackend, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,17 @@ def test_a_host_has_ports_for_sixteen_groups() -> None:
         check_replicas(CONFIG, 0)
 
 
+def test_ports_beyond_the_last_or_of_another_service_are_refused() -> None:
+    high = ClusterConfig(group=CONFIG.group, ports=Ports(dataplane=65530))
+    check_replicas(high, 6)
+    with pytest.raises(ConfigError, match="7 groups need data-plane ports 65530 to 65536, the last is 65535"):
+        check_replicas(high, 7)
+    near = ClusterConfig(group=CONFIG.group, ports=Ports(dataplane=50048, grpc=50051))
+    check_replicas(near, 3)
+    with pytest.raises(ConfigError, match="4 groups need data-plane ports 50048 to 50051, and 50051 is that of grpc"):
+        check_replicas(near, 4)
+
+
 def test_the_logical_cpus_hold_every_group_that_has_a_port() -> None:
     for size in (1, 2, 8):
         bundles = [{"CPU": 1.0}] * (1 + size) * GROUPS_A_HOST

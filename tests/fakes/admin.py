@@ -79,6 +79,8 @@ class FakeAdminBackend:
         return OperationInfo(name=f"scale-{model}", method="ScaleModel", done=validate_only)
 
     async def restart(self, model: str, max_unavailable: int, grace: float | None) -> OperationInfo:
+        if model != "tiny":
+            raise NotFound(f"no model {model!r}; there is: tiny")
         self.asked.append(("restart", model, max_unavailable, grace))
         return OperationInfo(name=f"restart-{model}", method="RestartModel")
 
