@@ -200,3 +200,24 @@ async def test_a_draining_server_closes_kept_connections_after_their_answer() ->
     assert b'"code":"draining"' in answer
     writer.close()
     await asyncio.wait_for(server.stop(), 10)
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 1000", b"transfer-encoding: chunked"])
+async def test_a_client_that_leaves_within_its_body_gives_its_room_back(framing: bytes) -> None:
+    gateway = FakeGateway()
+    gate = gateway.service.gate
+    server = HttpServer(gateway.app, bind("127.0.0.1", 0, "HTTP"))
+    await server.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\n" + framing
+    writer.write(head + b"\r\n\r\n5\r\n12345\r\n")  # of a chunk 5 bytes are body, else all 10
+    async with asyncio.timeout(5):
+        while not gate.held_bytes:
+            await asyncio.sleep(0.005)
+        assert (gate.calls, gate.held_bytes) == (1, 5 if b"chunked" in framing else 10)
+        writer.close()
+        while gate.calls:
+            await asyncio.sleep(0.005)
+    assert gate.held_bytes == 0
+    assert not gateway.service.metrics.refused
+    await asyncio.wait_for(server.stop(), 10)
