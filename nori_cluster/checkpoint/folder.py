@@ -21,8 +21,11 @@ def confined(folder: Path, name: str) -> Path:
     parts = Path(name).parts
     if not name or "\0" in name or "\\" in name or Path(name).is_absolute() or ".." in parts:
         raise CheckpointError(f"{folder}: the file name {name!r} leads outside the model folder")
-    root = folder.resolve()
-    target = (root / name).resolve()
+    try:
+        root = folder.resolve()
+        target = (root / name).resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError until Python 3.12
+        raise CheckpointError(f"{folder}: {name!r} is a link that leads to itself") from error
     if target.is_relative_to(root) or target.is_relative_to(_hub_blobs(root)):
         return root / name
     raise CheckpointError(f"{folder}: {name!r} is a link that leads outside the model folder; copy the file into it")

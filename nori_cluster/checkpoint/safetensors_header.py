@@ -34,6 +34,8 @@ class TensorEntry(msgspec.Struct, frozen=True):
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Tensors of one file, in its order. Raises CheckpointError naming the file and what is wrong with it."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for without end
+            raise CheckpointError(f"{path}: cannot be read: not an ordinary file")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)

@@ -259,3 +259,14 @@ def test_writer_is_read_by_the_library(tmp_path: Path) -> None:
     assert len(set(weight_files(tmp_path).values())) == 3
     for name, path in weight_files(tmp_path).items():
         np.testing.assert_array_equal(load_file(path)[name], arrays[name])
+
+
+def test_a_link_to_itself_and_a_pipe_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.symlink_to(file.name)
+    with pytest.raises(CheckpointError, match="is a link that leads to itself"):
+        weight_files(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError, match="not an ordinary file"):
+        weight_files(tmp_path)
