@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 from nori_kernels.casts import rounded
-from nori_kernels.quantized_rows import LIMITS, quantize_reference, quantized, scale_of
+from nori_kernels.quantized_rows import limit_of, quantize_reference, quantized, scale_of
+from nori_kernels.require import require
 from nori_kernels.targets import WITHOUT_FP8
 from nori_kernels.variant import Variant
 
@@ -83,8 +84,9 @@ def gated_quantized_kernel(
 
 def gated(x: torch.Tensor, kind: str, out: torch.Tensor | None = None) -> torch.Tensor:
     """x [n, 2 · inner], gate first → act(gate) · up [n, inner]; kind: a key of KINDS."""
-    rows, inner = _shape(x)
+    rows, inner = _shape(x, kind)
     out = x.new_empty(rows, inner) if out is None else out
+    require("out", out, (rows, inner))
     if rows:
         gated_kernel[(rows, triton.cdiv(inner, BLOCK))](
             x, out, x.stride(0), out.stride(0), inner, KIND=KINDS[kind], BLOCK=BLOCK
@@ -96,9 +98,12 @@ def gated_quantized(
     x: torch.Tensor, kind: str, dtype: torch.dtype, out: tuple[torch.Tensor, torch.Tensor] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As gated, quantized by row: int8 or float8_e4m3fn [n, inner] and float32 scales [n]."""
-    rows, inner = _shape(x)
+    rows, inner = _shape(x, kind)
+    limit = limit_of(dtype)
     if out is None:
         out = x.new_empty(rows, inner, dtype=dtype), x.new_empty(rows, dtype=torch.float32)
+    require("out", out[0], (rows, inner), dtype)
+    require("scale", out[1], (rows,), torch.float32)
     if rows:
         gated_quantized_kernel[(rows,)](
             x,
@@ -107,14 +112,17 @@ def gated_quantized(
             x.stride(0),
             out[0].stride(0),
             inner,
-            LIMIT=LIMITS[dtype],
+            LIMIT=limit,
             KIND=KINDS[kind],
             BLOCK=BLOCK,
         )
     return out
 
 
-def _shape(x: torch.Tensor) -> tuple[int, int]:
+def _shape(x: torch.Tensor, kind: str) -> tuple[int, int]:
+    """(n, inner) of x."""
+    if kind not in KINDS:
+        raise ValueError(f"activation {kind!r} is none of {', '.join(KINDS)}")
     if x.stride(1) != 1 or x.shape[1] % 2:
         raise ValueError(f"rows must be contiguous and of even width, not {tuple(x.shape)}")
     return x.shape[0], x.shape[1] // 2

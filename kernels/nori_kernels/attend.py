@@ -62,8 +62,8 @@ def attention_reference(
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :length].nan_to_num(), values)
 
 
-def require_shapes(q: torch.Tensor, kv: PagedKV) -> None:
-    """ValueError unless the kernels take such queries and such a cache."""
+def require_shapes(q: torch.Tensor, kv: PagedKV, out: torch.Tensor) -> None:
+    """ValueError unless the kernels take such queries, such a cache and such a result."""
     heads, dim = q.shape[1:]
     if dim % 16 or not 16 <= dim <= 256 or kv.keys.shape[3] != dim:
         raise ValueError(f"head_dim {dim} over a cache of {kv.keys.shape[3]}: a multiple of 16 up to 256 is needed")
@@ -75,6 +75,8 @@ def require_shapes(q: torch.Tensor, kv: PagedKV) -> None:
         raise ValueError(f"KV of {kv.keys.dtype} under queries of {q.dtype}")
     if (kv.keys.dtype == torch.float8_e4m3fn) != (kv.scales is not None):
         raise ValueError("FP8 KV has scales and other KV has none")
+    if out.shape != q.shape or out.stride(2) != 1:
+        raise ValueError(f"out is {list(out.shape)} with strides {out.stride()}, queries are {list(q.shape)}")
 
 
 @triton.jit

@@ -130,6 +130,14 @@ def cache_write(
         raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)}, slots {tuple(slots.shape)}; dim must be contiguous")
     if (kv.keys.dtype == torch.float8_e4m3fn) != (kv.scales is not None):
         raise ValueError("FP8 KV has scales and other KV has none")
+    if kv.keys.shape[1] != kv_heads:
+        raise ValueError(f"k of {kv_heads} heads into a cache of {kv.keys.shape[1]}")
+    if q is not None and (q.shape[0] != count or q.shape[1] % kv_heads or q.shape[2] != dim or q.stride(2) != 1):
+        raise ValueError(f"q {tuple(q.shape)} with strides {q.stride()} beside k {tuple(k.shape)}")
+    if q_out is not None and (q_out.shape != q.shape or q_out.stride(2) != 1):
+        raise ValueError(f"q_out {tuple(q_out.shape)} with strides {q_out.stride()} is not q's {tuple(q.shape)}")
+    if angles and (angles.cos.shape != (count, dim // 2) or angles.cos.stride() != angles.sin.stride()):
+        raise ValueError(f"cos {tuple(angles.cos.shape)} is not {(count, dim // 2)}, or sin has other strides")
     if count == 0:
         return
     query = k if q is None else q

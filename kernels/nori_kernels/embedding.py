@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nori_kernels.require import require
 from nori_kernels.variant import Variant
 
 BLOCK = 1024
@@ -29,9 +30,10 @@ def embed_kernel(ids_ptr, weight_ptr, out_ptr, weight_stride, out_stride, first,
 def embed(ids: torch.Tensor, weight: torch.Tensor, first: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
     """ids int64 or int32 [T], weight [rows, hidden] of the ids first : first + rows → [T, hidden]."""
     rows, hidden = weight.shape
-    if weight.stride(1) != 1:
-        raise ValueError("rows must be contiguous")
     out = weight.new_empty(len(ids), hidden) if out is None else out
+    require("ids", ids, (len(ids),), torch.int64, torch.int32)
+    require("weight", weight, (rows, hidden))
+    require("out", out, (len(ids), hidden), weight.dtype)
     if len(ids):
         embed_kernel[(len(ids), triton.cdiv(hidden, BLOCK))](
             ids, weight, out, weight.stride(0), out.stride(0), first, rows, hidden, BLOCK=BLOCK

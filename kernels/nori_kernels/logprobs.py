@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nori_kernels.require import require
 from nori_kernels.variant import Variant
 
 WARPS = 8
@@ -81,6 +82,8 @@ def logprobs(
     -inf alone: -1 and -inf.
     """
     rows, vocab = logits.shape
+    require("logits", logits, (rows, vocab))
+    require("ids", ids, (rows,), torch.int32)
     device = logits.device
     chosen = torch.empty(rows, dtype=torch.float32, device=device)
     top_ids = torch.empty(rows, most, dtype=torch.int32, device=device)

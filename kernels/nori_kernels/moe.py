@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from nori_kernels.casts import operand, rounded
+from nori_kernels.require import require
 from nori_kernels.variant import Variant
 
 BLOCK = 1024
@@ -187,6 +188,7 @@ def route(logits: torch.Tensor, choices: int, renormalize: bool) -> tuple[torch.
     tokens, count = logits.shape
     if not 0 < choices <= count:
         raise ValueError(f"{choices} of {count} experts cannot be chosen")
+    require("logits", logits, (tokens, count))
     weights = torch.empty(tokens, choices, dtype=torch.float32, device=logits.device)
     experts = torch.empty(tokens, choices, dtype=torch.int32, device=logits.device)
     if tokens:
@@ -207,6 +209,8 @@ def route(logits: torch.Tensor, choices: int, renormalize: bool) -> tuple[torch.
 
 def align(experts: torch.Tensor, count: int) -> Aligned:
     """experts int32 [T, choices] below `count` → slots by expert. Sizes depend on shapes alone, not on the choices."""
+    if experts.dtype != torch.int32 or not experts.is_contiguous():
+        raise ValueError(f"experts must be contiguous int32, not {experts.dtype} with strides {experts.stride()}")
     slots = experts.numel()
     tile = TILES[max(least for least in TILES if least <= slots // count)][0]
     tiles = min(slots, count + slots // tile)  # an expert has at most one tile that is not full
@@ -237,6 +241,8 @@ def grouped_gemm(x: torch.Tensor, w: torch.Tensor, aligned: Aligned, out: torch.
     slots, columns = out.shape
     if len(x) * shared != slots or x.dtype != w.dtype or x.stride(1) != 1 or w.stride(2) != 1:
         raise ValueError(f"{tuple(x.shape)} {x.dtype} by {tuple(w.shape)} {w.dtype} does not give {slots} slots")
+    require("w", w, (len(w), columns, x.shape[1]))
+    require("out", out, (slots, columns))
     if slots:
         block_m, block_n, block_k, warps, stages = next(t for t in TILES.values() if t[0] == aligned.tile)
         grouped_gemm_kernel[(len(aligned.experts), triton.cdiv(columns, block_n))](
@@ -266,6 +272,10 @@ def grouped_gemm(x: torch.Tensor, w: torch.Tensor, aligned: Aligned, out: torch.
 def reduce_slots(y: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """y [T · choices, N], float32 weights [T, choices] → out [T, N]."""
     tokens, choices = weights.shape
+    require("y", y, (tokens * choices, out.shape[1]))
+    require("out", out, (tokens, out.shape[1]))
+    if weights.dtype != torch.float32 or not weights.is_contiguous():
+        raise ValueError(f"weights must be contiguous float32, not {weights.dtype} with strides {weights.stride()}")
     if tokens:
         reduce_slots_kernel[(tokens, triton.cdiv(y.shape[1], BLOCK))](
             y,

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from nori_kernels.casts import rounded
-from nori_kernels.quantized_rows import LIMITS, quantize_reference, quantized, scale_of
+from nori_kernels.quantized_rows import limit_of, quantize_reference, quantized, scale_of
+from nori_kernels.require import require
 from nori_kernels.variant import Variant
 
 MAX_HIDDEN = 16384  # a row is held in registers
@@ -110,8 +111,13 @@ def _launch(
     rows, hidden = x.shape
     if hidden > MAX_HIDDEN:
         raise ValueError(f"hidden {hidden} exceeds {MAX_HIDDEN}")
-    if x.stride(1) != 1 or out.stride(1) != 1 or (residual is not None and residual.stride(1) != 1):
-        raise ValueError("rows must be contiguous")
+    require("x", x, (rows, hidden))
+    require("weight", weight, (hidden,))
+    require("out", out, (rows, hidden))
+    if residual is not None:
+        require("residual", residual, (rows, hidden))
+    if scale is not None:
+        require("scale", scale, (rows,), torch.float32)
     if not rows:
         return
     block = triton.next_power_of_2(hidden)
@@ -126,7 +132,7 @@ def _launch(
         out.stride(0),
         hidden,
         eps,
-        LIMIT=1.0 if scale is None else LIMITS[out.dtype],
+        LIMIT=1.0 if scale is None else limit_of(out.dtype),
         BLOCK=block,
         RESIDUAL=residual is not None,
         QUANTIZE=scale is not None,

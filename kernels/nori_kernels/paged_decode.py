@@ -130,7 +130,7 @@ def paged_decode(q: torch.Tensor, kv: PagedKV, rows: DecodeRows, scoring: Scorin
 
     ValueError for shapes, dtypes and caches that require_shapes refuses.
     """
-    require_shapes(q, kv)
+    require_shapes(q, kv, out)
     heads, dim = q.shape[1:]
     kv_heads = kv.keys.shape[1]
     group = heads // kv_heads

@@ -156,9 +156,11 @@ def paged_prefill(q: torch.Tensor, kv: PagedKV, rows: PrefillRows, scoring: Scor
 
     ValueError for shapes, dtypes and caches that require_shapes refuses.
     """
-    require_shapes(q, kv)
+    require_shapes(q, kv, out)
     heads, dim = q.shape[1:]
     kv_heads = kv.keys.shape[1]
+    if rows.tile_rows < max(16, heads // kv_heads) or rows.tile_rows & (rows.tile_rows - 1):
+        raise ValueError(f"tiles of {rows.tile_rows} rows do not hold a group of {heads // kv_heads} heads")
     if len(rows.tiles) == 0:
         return
     tiling = key_tiling(q.dtype, dim, rows.tile_rows)

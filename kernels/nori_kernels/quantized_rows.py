@@ -12,6 +12,13 @@ from nori_kernels.casts import rounded
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # largest magnitude of each quantized type
 
 
+def limit_of(dtype: torch.dtype) -> float:
+    """ValueError for what no kernel quantizes to."""
+    if dtype not in LIMITS:
+        raise ValueError(f"rows are quantized to {' or '.join(map(str, LIMITS))}, not {dtype}")
+    return LIMITS[dtype]
+
+
 def quantize_reference(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """x [..., width] → q [..., width] of `dtype` and float64 scales [...]; the twin of every quantize-out."""
     wide = x.double()

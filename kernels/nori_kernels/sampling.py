@@ -12,10 +12,12 @@ import triton
 import triton.language as tl
 
 from nori_kernels.philox import philox_reference, words_at
+from nori_kernels.require import require
 from nori_kernels.variant import Variant
 
 GROUP = tl.constexpr(64)  # ids of one block of the draw; part of the meaning of a seed
 BITS = 2  # of a score that one pass over the vocabulary settles
+SIXTY_FOUR_BITS = ("seed", "candidate", "index")  # of SamplingRows
 WARPS = 16  # of one row: with 8 Triton 3.6 spills on every target, 3.9 with 4 on sm_90
 
 
@@ -289,8 +291,21 @@ def edit_scores(
     """
     rows, vocab = logits.shape
     out = torch.empty(rows, vocab, dtype=torch.float32, device=logits.device) if out is None else out
-    if seen is not None and seen.counts.stride() != seen.prompt.stride():
-        raise ValueError("counts and prompt must have equal strides")
+    require("logits", logits, (rows, vocab))
+    require("out", out, (rows, vocab), torch.float32)
+    if seen is not None:
+        require("counts", seen.counts, (len(seen.counts), vocab), torch.int32)
+        require("prompt", seen.prompt, tuple(seen.counts.shape), torch.bool)
+        require("row", seen.row, (rows,), torch.int32)
+        for penalty in seen[3:]:
+            require("penalty", penalty, (rows,), torch.float32)
+        if seen.counts.stride() != seen.prompt.stride():
+            raise ValueError("counts and prompt must have equal strides")
+    if bitmask is not None:
+        require("words", bitmask.words, tuple(bitmask.words.shape), torch.int32)
+        require("row", bitmask.row, (rows,), torch.int32)
+    if allowed is not None:
+        require("allowed", allowed, (vocab,), torch.bool)
     if rows:
         block = 1024
         edit_scores_kernel[(rows, triton.cdiv(vocab, block))](
@@ -320,6 +335,10 @@ def choose(scores: torch.Tensor, rows: SamplingRows, block: int = 1024) -> tuple
     block: ids of one tile, a power of two and at least 128; the result does not depend on it but for sums' last bits.
     """
     count, vocab = scores.shape
+    require("scores", scores, (count, vocab), torch.float32)
+    for name, values in rows._asdict().items():
+        kind = torch.int32 if name == "top_k" else torch.int64 if name in SIXTY_FOUR_BITS else torch.float32
+        require(name, values, (count,), kind)
     ids = torch.empty(count, dtype=torch.int32, device=scores.device)
     dead = torch.empty(count, dtype=torch.int8, device=scores.device)
     if count:

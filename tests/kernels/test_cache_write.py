@@ -64,11 +64,16 @@ def test_fp8_is_rounded_to_nearest_and_saturates() -> None:
 
 def test_refuses_what_it_does_not_take() -> None:
     kv = layer_view(torch.zeros(1, 1, 2, 2, BLOCK, 64), 0)
-    k, slots = torch.zeros(3, 2, 64), torch.arange(3)
+    k, slots, half = torch.zeros(3, 2, 64), torch.arange(3), torch.zeros(3, 32)
+    angles = Angles(half, half)
     for arguments, reason in (
         ((k, k, slots, kv, k), "come together"),
         ((k, k[:2], slots, kv), "v \\(2, 2, 64\\)"),
         ((k, k, slots[:1], kv), "slots"),
+        ((k[:, :1], k[:, :1], slots, kv), "into a cache of 2"),
+        ((k, k, slots, kv, k[:2], angles, k[:2]), "q \\(2, 2, 64\\)"),
+        ((k, k, slots, kv, k, angles, k[:2]), "q_out"),
+        ((k, k, slots, kv, k, Angles(half[:2], half[:2]), k), "cos"),
         ((k, k, slots, kv._replace(scales=torch.ones(2, 2))), "has scales"),
     ):
         with pytest.raises(ValueError, match=reason):

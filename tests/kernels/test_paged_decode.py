@@ -125,5 +125,7 @@ def test_refuses_what_it_does_not_take() -> None:
     ):
         with pytest.raises(ValueError, match=reason):
             paged_decode(q, paged.kv, rows, Scoring(1.0), out)
+    with pytest.raises(ValueError, match="out is"):
+        paged_decode(inputs.normal(1, 4, 64), paged.kv, rows, Scoring(1.0), out[:, :3])
     with pytest.raises(ValueError, match="has scales"):
         paged_decode(inputs.normal(1, 4, 64), paged.kv._replace(scales=torch.ones(2, 2)), rows, Scoring(1.0), out)

@@ -80,6 +80,19 @@ def test_where_blocks_lie_changes_nothing() -> None:
     assert torch.equal(first, second), inputs.seed
 
 
+def test_refuses_what_it_does_not_take() -> None:
+    inputs = Inputs()
+    paged = made(inputs, [(0, 2)], 1, 64, torch.float32)
+    q, rows = inputs.normal(2, 17, 64), paged.prefill_rows([2], 32, 17)
+    for height, out, reason in (
+        (32, poisoned(2, 16, 64), "out is"),
+        (16, poisoned(2, 17, 64), "do not hold a group of 17"),
+        (24, poisoned(2, 17, 64), "tiles of 24"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            paged_prefill(q, paged.kv, dataclasses.replace(rows, tile_rows=height), Scoring(1.0), out)
+
+
 def test_tiles_hold_the_group_and_grow_with_the_longest_row() -> None:
     assert tile_rows(torch.bfloat16, 128, 4, 4) == 16
     assert tile_rows(torch.bfloat16, 128, 4, 5) == 64

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nori_kernels.quantized_rows import LIMITS, quantize_reference, quantized, scale_of
+from nori_kernels.quantized_rows import LIMITS, limit_of, quantize_reference, quantized, scale_of
 from nori_kernels.targets import WITHOUT_FP8
 from nori_kernels.variant import Variant
 
@@ -61,7 +61,7 @@ def quantize_rows(x: torch.Tensor, dtype: torch.dtype, group: int | None = None)
     rows, width = x.shape
     if x.stride(1) != 1 or (group is not None and width % group):
         raise ValueError(f"rows must be contiguous and whole groups of {group}, not {tuple(x.shape)}")
-    groups = 1 if group is None else width // group
+    limit, groups = limit_of(dtype), 1 if group is None else width // group
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
     scale = torch.empty((rows,) if group is None else (rows, groups), dtype=torch.float32, device=x.device)
     if rows:
@@ -74,7 +74,7 @@ def quantize_rows(x: torch.Tensor, dtype: torch.dtype, group: int | None = None)
             out.stride(0),
             width // groups,
             groups,
-            LIMIT=LIMITS[dtype],
+            LIMIT=limit,
             BLOCK=block,
             num_warps=4 if block > 128 else 1,
             enable_fp_fusion=True,
@@ -85,6 +85,7 @@ def quantize_rows(x: torch.Tensor, dtype: torch.dtype, group: int | None = None)
 def quantize_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """x [n, width], scale float32 [1] → q [n, width]; what lies beyond the limits saturates."""
     rows, width = x.shape
+    limit_of(dtype)
     if x.stride(1) != 1 or scale.numel() != 1:
         raise ValueError("rows must be contiguous and the scale one number")
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
@@ -95,19 +96,17 @@ def quantize_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) ->
     return out
 
 
+def _signature(out: str) -> dict[str, str]:
+    """What both kernels take."""
+    pointers = {"x_ptr": "*bf16", "out_ptr": f"*{out}", "scale_ptr": "*fp32"}
+    return {**pointers, "x_stride": "i64", "out_stride": "i64", "width": "i32"}
+
+
 def _rows(out: str, block: int, targets: tuple[str, ...] = ()) -> Variant:
     return Variant(
         kernel=quantize_rows_kernel,
         label=f"bf16 to {out} block {block}",
-        signature={
-            "x_ptr": "*bf16",
-            "out_ptr": f"*{out}",
-            "scale_ptr": "*fp32",
-            "x_stride": "i64",
-            "out_stride": "i64",
-            "width": "i32",
-            "groups": "i32",
-        },
+        signature={**_signature(out), "groups": "i32"},
         constexprs={"LIMIT": 127.0 if out == "i8" else 448.0, "BLOCK": block},
         num_warps=4 if block > 128 else 1,
         aligned=("x_stride", "out_stride", "width"),
@@ -119,14 +118,7 @@ def _static(out: str, targets: tuple[str, ...] = ()) -> Variant:
     return Variant(
         kernel=quantize_static_kernel,
         label=f"bf16 to {out}",
-        signature={
-            "x_ptr": "*bf16",
-            "out_ptr": f"*{out}",
-            "scale_ptr": "*fp32",
-            "x_stride": "i64",
-            "out_stride": "i64",
-            "width": "i32",
-        },
+        signature=_signature(out),
         constexprs={"BLOCK": BLOCK},
         aligned=("x_stride", "out_stride", "width"),
         targets=targets,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from nori_kernels.casts import operand, rounded
+from nori_kernels.require import require
 from nori_kernels.variant import Variant
 
 GROUP = 128  # columns, and rows of a weight, of one block scale
@@ -112,6 +113,11 @@ def scaled_gemm(
     fits_w = w_scale.shape == blocks if grouped else w_scale.shape in ((columns,), (1,))
     if a.dtype != w.dtype or not fits_a or not fits_w or (grouped and a.dtype == torch.int8) or w.shape[1] != inner:
         raise ValueError(f"{a.dtype} {[tuple(t.shape) for t in (a, a_scale, w, w_scale)]} is no scaled product")
+    require("a", a, (rows, inner), torch.int8, torch.float8_e4m3fn)
+    require("w", w, (columns, inner), a.dtype)
+    require("out", out, (rows, columns))
+    if bias is not None:
+        require("bias", bias, (columns,))
     if rows:
         block_m, block_n, block_k, warps, stages = TILES[max(least for least in TILES if least <= rows)]
         scaled_gemm_kernel[(triton.cdiv(rows, block_m), triton.cdiv(columns, block_n))](

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from nori_kernels.casts import operand, rounded
 from nori_kernels.quant.layouts import PackedWeight
+from nori_kernels.require import require
 from nori_kernels.variant import Variant
 
 # Rows of x from which a tile is chosen → (BLOCK_M, BLOCK_N, warps, stages).
@@ -86,6 +87,9 @@ def weight_gemm(
         )
     rows, columns = len(x), len(weight.q)
     out = x.new_empty(rows, columns) if out is None else out
+    require("out", out, (rows, columns))
+    if bias is not None:
+        require("bias", bias, (columns,))
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     if rows:
