@@ -45,13 +45,15 @@ def rope_from_hf(raw: Mapping[str, Any], default_theta: float = 10000.0) -> Rope
     """
     key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     scaling = raw.get(key) or {}
+    if raw.get("rope_parameters") and raw.get("rope_scaling") and raw["rope_scaling"] != raw["rope_parameters"]:
+        raise CheckpointError("config.json: rope_parameters and rope_scaling differ; only one of them may be given")
     if not isinstance(scaling, Mapping):
-        raise CheckpointError(f"config.json: {key} must be an object, not {scaling!r}")
+        raise CheckpointError(f"config.json: {key} must be an object, not {scaling!r:.80}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     theta = _number(scaling if "rope_theta" in scaling else raw, "rope_theta", key, default_theta)
     if kind not in KINDS:
-        raise CheckpointError(f"config.json: {key} type {kind!r} is not supported; supported: {', '.join(KINDS)}")
-    if float(raw.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise CheckpointError(f"config.json: {key} type {kind!r:.80} is not supported; supported: {', '.join(KINDS)}")
+    if any(each.get("partial_rotary_factor") not in (None, 1) for each in (raw, scaling)):
         raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
     if kind == "default":
         return RopeSpec(theta)
@@ -64,13 +66,13 @@ def rope_from_hf(raw: Mapping[str, Any], default_theta: float = 10000.0) -> Rope
     high = _number(scaling, "high_freq_factor", key)
     if high <= low:
         raise CheckpointError(f"config.json: {key}: high_freq_factor {high} must exceed low_freq_factor {low}")
-    original = int(_number(scaling, "original_max_position_embeddings", key))
+    original = _original(scaling, key, raw, None)
     return RopeSpec(theta, kind, _number(scaling, "factor", key), low, high, original)
 
 
 def _yarn(scaling: Mapping[str, Any], key: str, theta: float, raw: Mapping[str, Any]) -> RopeSpec:
-    own = "original_max_position_embeddings"
-    original = _number(raw if raw.get(own) else scaling, own, key, raw.get("max_position_embeddings"))
+    if theta <= 1:
+        raise CheckpointError(f"config.json: {key}: rope_theta must be above 1 for yarn, not {theta:g}")
     factor = _number(scaling, "factor", key)
     numerator, denominator = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if scaling.get("attention_factor") is not None:
@@ -84,12 +86,21 @@ def _yarn(scaling: Mapping[str, Any], key: str, theta: float, raw: Mapping[str, 
         theta,
         "yarn",
         factor,
-        original_max_position_embeddings=int(original),
+        original_max_position_embeddings=_original(scaling, key, raw, raw.get("max_position_embeddings")),
         beta_fast=_number(scaling, "beta_fast", key, 32.0) if scaling.get("beta_fast") else 32.0,
         beta_slow=_number(scaling, "beta_slow", key, 1.0) if scaling.get("beta_slow") else 1.0,
         truncate=bool(scaling.get("truncate", True)),
         magnitude=magnitude,
     )
+
+
+def _original(scaling: Mapping[str, Any], key: str, raw: Mapping[str, Any], default: float | None) -> int:
+    """original_max_position_embeddings beside the rope wins over the rope's own, as in the reference library."""
+    name = "original_max_position_embeddings"
+    value = _number(raw if raw.get(name) else scaling, name, key, default)
+    if not value.is_integer():
+        raise CheckpointError(f"config.json: {key}: {name} must be a whole number, not {value!r}")
+    return int(value)
 
 
 def _growth(factor: float, weight: float) -> float:
@@ -101,8 +112,13 @@ def _number(source: Mapping[str, Any], name: str, key: str, default: float | Non
     value = source.get(name, default)
     if value is None:
         raise CheckpointError(f"config.json: {key} lacks {name!r}")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise CheckpointError(f"config.json: {key}: {name} must be a positive number, not {value!r}")
+    return positive(value, f"config.json: {key}: {name}")
+
+
+def positive(value: Any, what: str) -> float:
+    """CheckpointError unless it is a number from 1e-30 to 1e30, which no formula of a model turns into infinity."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 <= value <= 1e30:
+        raise CheckpointError(f"{what} must be a positive number, not {value!r:.80}")
     return float(value)
 
 

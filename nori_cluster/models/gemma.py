@@ -8,13 +8,16 @@ from typing import Any
 from nori_cluster.layers.rope import RopeSpec, rope_from_hf
 from nori_cluster.models.base import HFConfig, ModelSpec
 from nori_cluster.models.layout import (
+    count,
     every_nth_full,
+    flag,
     hf_ignored,
     hf_weights,
     number,
     plain_spec,
     require,
     sliding,
+    window_of,
     windows,
 )
 
@@ -25,17 +28,17 @@ def _spec(config: HFConfig, model: str, layers: list[bool], caps: tuple[float, f
     """caps: of scores and of logits when config.json has none; null there is none."""
     require(config, model, *_FORM)
     require(config, model, "use_bidirectional_attention", False)
-    bias, raw = bool(config.raw.get("attention_bias", False)), config.raw
+    bias, raw = flag(config, "attention_bias"), config.raw
     names = ("attn_logit_softcapping", "final_logit_softcapping")
     scores, logits = (
         0.0 if name in raw and raw[name] is None else number(config, name, cap)
         for name, cap in zip(names, caps, strict=True)
     )
-    window = int(number(config, "sliding_window", 4096))
+    window = window_of(config, 4096)
     return plain_spec(
         config,
-        head_dim=int(number(config, "head_dim", 256)),
-        tied=bool(raw.get("tie_word_embeddings", True)),
+        head_dim=count(config, ("head_dim",), 256),
+        tied=flag(config, "tie_word_embeddings", True),
         qkv_bias=bias,
         out_bias=bias,
         activation=_FORM[1],
@@ -65,7 +68,7 @@ class Gemma3:
 
     @staticmethod
     def spec_from_hf(config: HFConfig) -> ModelSpec:
-        nth = int(number(config, "sliding_window_pattern", 6))
+        nth = count(config, ("sliding_window_pattern",), 6)
         layers = sliding(config, every_nth_full(config, nth))
         full, local = _ropes(config)
         ropes = tuple(local if has_window else full for has_window in layers)
@@ -79,9 +82,11 @@ def _ropes(config: HFConfig) -> tuple[RopeSpec, RopeSpec]:
     """Of the layers that see everything and of those with a window; rope_parameters has one object for each kind, in
     older files rope_theta and rope_scaling are of the former alone."""
     raw = config.raw
+    local = number(config, "rope_local_base_freq", 10000.0)
     nested = raw.get("rope_parameters") or {}
-    if "full_attention" not in nested:
-        return rope_from_hf(raw, 1e6), RopeSpec(number(config, "rope_local_base_freq", 10000.0))
-    kinds = ("full_attention", 1e6), ("sliding_attention", 1e4)
-    full, local = (rope_from_hf({**raw, "rope_parameters": nested[kind]}, theta) for kind, theta in kinds)
-    return full, local
+    if not isinstance(nested, dict) or not {"full_attention", "sliding_attention"} & nested.keys():
+        return rope_from_hf(raw, 1e6), RopeSpec(local)
+    rest = {key: value for key, value in raw.items() if key not in ("rope_scaling", "rope_theta")}
+    kinds = ("full_attention", number(config, "rope_theta", 1e6)), ("sliding_attention", local)
+    ropes = [rope_from_hf({**rest, "rope_parameters": nested.get(kind)}, theta) for kind, theta in kinds]
+    return ropes[0], ropes[1]

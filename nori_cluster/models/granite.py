@@ -1,7 +1,7 @@
 """Granite: Llama with a factor each on embeddings, scores, residuals and logits."""
 
 from nori_cluster.models.base import HFConfig, ModelSpec
-from nori_cluster.models.layout import hf_ignored, hf_weights, number, plain_spec, require
+from nori_cluster.models.layout import flag, hf_ignored, hf_weights, number, plain_spec, require
 
 
 class Granite:
@@ -10,12 +10,12 @@ class Granite:
     @staticmethod
     def spec_from_hf(config: HFConfig) -> ModelSpec:
         require(config, "Granite", "hidden_act", "silu")
-        bias = bool(config.raw.get("attention_bias", False))
+        bias = flag(config, "attention_bias")
         return plain_spec(
             config,
             qkv_bias=bias,
             out_bias=bias,
-            mlp_bias=bool(config.raw.get("mlp_bias", False)),
+            mlp_bias=flag(config, "mlp_bias"),
             embedding_scale=number(config, "embedding_multiplier", 1.0),
             residual_scale=number(config, "residual_multiplier", 1.0),
             attention_scale=number(config, "attention_multiplier", 1.0),

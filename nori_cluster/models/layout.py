@@ -5,7 +5,7 @@ from typing import Any
 
 from nori_cluster.attention.base import AttentionPattern
 from nori_cluster.errors import CheckpointError
-from nori_cluster.layers.rope import rope_from_hf
+from nori_cluster.layers.rope import positive, rope_from_hf
 from nori_cluster.models.base import HFConfig, ModelSpec, WeightSource
 
 Modules = tuple[tuple[str, str, tuple[str, ...]], ...]  # theirs, ours, parts
@@ -37,6 +37,7 @@ _NORMS = {  # (pre_norms, post_norms)
     },
 }
 _QK_NORMS = {"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"}
+MOST_EXPERTS = 4096  # of a layer: far above what any model has, so that hostile files cost no memory
 _MASKS = ("full_attention", "sliding_attention")
 
 
@@ -52,7 +53,7 @@ def plain_spec(
         "num_heads": config.num_attention_heads,
         "num_kv_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
-        "norm_eps": float(config.raw.get("rms_norm_eps", default_eps)),
+        "norm_eps": number(config, "rms_norm_eps", default_eps),
         "tied": config.tie_word_embeddings,
     }
     if "rope" not in rest:
@@ -67,31 +68,43 @@ def require(config: HFConfig, model: str, key: str, only: Any) -> None:
         raise CheckpointError(f"config.json: {key} {value!r} is not supported for {model}; supported: {only}")
 
 
-def number(config: HFConfig, key: str, default: float, least: float = 0.0) -> float:
-    """A number above `least`, or the default where it is missing or null."""
+def number(config: HFConfig, key: str, default: float) -> float:
+    """A positive number, or the default where it is missing or null."""
     value = config.raw.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < float("inf"):
-        raise CheckpointError(f"config.json: {key} must be a number above {least:g}, not {value!r:.80}")
-    return float(value)
+    return default if value is None else positive(value, f"config.json: {key}")
 
 
-def count(config: HFConfig, keys: tuple[str, ...], default: int, most: int = 1 << 20) -> int:
-    """A whole number from 1 to `most` by the first of the keys that config.json has, or the default."""
+def count(config: HFConfig, keys: tuple[str, ...], default: int, most: int = 1 << 31, least: int = 1) -> int:
+    """A whole number from `least` to `most` by the first of the keys that config.json has, or the default."""
     key = next((key for key in keys if config.raw.get(key) is not None), keys[0])
     value = config.raw.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise CheckpointError(f"config.json: {key} must be a whole number from 1 to {most}, not {value!r:.80}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise CheckpointError(f"config.json: {key} must be a whole number from {least} to {most}, not {value!r:.80}")
     return value
+
+
+def flag(config: HFConfig, key: str, default: bool = False) -> bool:
+    """true or false, or the default where it is missing or null."""
+    value = config.raw.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} must be true or false, not {value!r:.80}")
+    return default if value is None else value
+
+
+def window_of(config: HFConfig, default: int, switch: str = "") -> int:
+    """sliding_window in tokens, `default` where it is missing; 0 where it is null or `switch`, a key, is not true."""
+    value = config.raw.get("sliding_window", default or None)
+    if value is None or (switch and not flag(config, switch)):
+        return 0
+    return count(config, ("sliding_window",), default)
 
 
 def sliding(config: HFConfig, default: list[str]) -> list[bool]:
     """Which layers have a window: layer_types of config.json, or the family's default where it is missing."""
     kinds = config.raw.get("layer_types")
     kinds = default if kinds is None else kinds
-    if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers or not set(kinds) <= set(_MASKS):
+    if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers or any(k not in _MASKS for k in kinds):
         raise CheckpointError(
             f"config.json: layer_types must name {' or '.join(_MASKS)} for each of {config.num_hidden_layers} layers"
         )
@@ -104,7 +117,12 @@ def every_nth_full(config: HFConfig, nth: int) -> list[str]:
 
 
 def windows(window: int, layers: list[bool], softcap: float = 0.0) -> tuple[AttentionPattern, ...]:
-    """The patterns of layers that have the window or see everything; empty when there is nothing to say."""
+    """The patterns of layers that have the window or see everything; empty when there is nothing to say.
+
+    CheckpointError when a layer should have a window and there is none.
+    """
+    if any(layers) and not window:
+        raise CheckpointError("config.json: layer_types has sliding_attention, but there is no sliding_window")
     patterns = tuple(AttentionPattern(window if has else 0, softcap) for has in layers)
     return patterns if set(patterns) != {AttentionPattern()} else ()
 

@@ -1,7 +1,7 @@
 """Llama 2 and 3, and what shares their architecture (SmolLM2, TinyLlama, …)."""
 
 from nori_cluster.models.base import HFConfig, ModelSpec
-from nori_cluster.models.layout import hf_ignored, hf_weights, plain_spec, require
+from nori_cluster.models.layout import flag, hf_ignored, hf_weights, plain_spec, require
 
 
 class Llama:
@@ -10,8 +10,8 @@ class Llama:
     @staticmethod
     def spec_from_hf(config: HFConfig) -> ModelSpec:
         require(config, "Llama", "hidden_act", "silu")
-        bias = bool(config.raw.get("attention_bias", False))
-        return plain_spec(config, qkv_bias=bias, out_bias=bias, mlp_bias=bool(config.raw.get("mlp_bias", False)))
+        bias = flag(config, "attention_bias")
+        return plain_spec(config, qkv_bias=bias, out_bias=bias, mlp_bias=flag(config, "mlp_bias"))
 
     weights = staticmethod(hf_weights)
     ignored = staticmethod(hf_ignored)

@@ -3,7 +3,16 @@
 from functools import partial
 
 from nori_cluster.models.base import ExpertsSpec, HFConfig, ModelSpec
-from nori_cluster.models.layout import count, hf_ignored, hf_weights, number, plain_spec, require, windows
+from nori_cluster.models.layout import (
+    MOST_EXPERTS,
+    count,
+    hf_ignored,
+    hf_weights,
+    plain_spec,
+    require,
+    window_of,
+    windows,
+)
 
 _NAMES = "block_sparse_moe", "w1", "w3", "w2"
 
@@ -14,13 +23,13 @@ class Mixtral:
     @staticmethod
     def spec_from_hf(config: HFConfig) -> ModelSpec:
         require(config, "Mixtral", "hidden_act", "silu")
-        layers = config.num_hidden_layers
-        experts = count(config, ("num_local_experts", "num_experts"), 8)
+        layers, window = config.num_hidden_layers, window_of(config, 0)
+        experts = count(config, ("num_local_experts", "num_experts"), 8, MOST_EXPERTS)
         return plain_spec(
             config,
             default_theta=1e6,
             default_eps=1e-5,
-            patterns=windows(int(number(config, "sliding_window", 0)), [True] * layers),
+            patterns=windows(window, [window > 0] * layers),
             experts=ExpertsSpec(
                 count=experts,
                 chosen=count(config, ("num_experts_per_tok",), 2, experts),

@@ -1,7 +1,7 @@
 """OLMo 2: norms after attention and feed-forward only, and of q and k over all heads together."""
 
 from nori_cluster.models.base import HFConfig, ModelSpec
-from nori_cluster.models.layout import hf_ignored, hf_weights, plain_spec, require
+from nori_cluster.models.layout import flag, hf_ignored, hf_weights, plain_spec, require
 
 
 class Olmo2:
@@ -10,7 +10,7 @@ class Olmo2:
     @staticmethod
     def spec_from_hf(config: HFConfig) -> ModelSpec:
         require(config, "Olmo2", "hidden_act", "silu")
-        bias = bool(config.raw.get("attention_bias", False))
+        bias = flag(config, "attention_bias")
         return plain_spec(
             config,
             default_eps=1e-5,

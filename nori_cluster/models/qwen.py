@@ -6,12 +6,23 @@ from dataclasses import replace
 from nori_cluster.attention.base import AttentionPattern
 from nori_cluster.errors import CheckpointError
 from nori_cluster.models.base import ExpertsSpec, HFConfig, ModelSpec
-from nori_cluster.models.layout import count, hf_ignored, hf_weights, number, plain_spec, require, sliding, windows
+from nori_cluster.models.layout import (
+    MOST_EXPERTS,
+    count,
+    flag,
+    hf_ignored,
+    hf_weights,
+    plain_spec,
+    require,
+    sliding,
+    window_of,
+    windows,
+)
 
 
 def _patterns(config: HFConfig) -> tuple[AttentionPattern, ...]:
-    window = int(number(config, "sliding_window", 4096)) if config.raw.get("use_sliding_window") else 0
-    first = int(number(config, "max_window_layers", 28, -1))
+    window = window_of(config, 4096, "use_sliding_window")
+    first = count(config, ("max_window_layers",), 28, least=0)
     full, slide = "full_attention", "sliding_attention"
     kinds = [slide if window and index >= first else full for index in range(config.num_hidden_layers)]
     return windows(window, sliding(config, kinds))
@@ -35,8 +46,8 @@ class Qwen3:
     @staticmethod
     def spec_from_hf(config: HFConfig) -> ModelSpec:
         require(config, "Qwen3", "hidden_act", "silu")
-        bias = bool(config.raw.get("attention_bias", False))
-        head_dim = int(number(config, "head_dim", 128))
+        bias = flag(config, "attention_bias")
+        head_dim = count(config, ("head_dim",), 128)
         patterns = _patterns(config)
         return plain_spec(config, head_dim=head_dim, qkv_bias=bias, out_bias=bias, qk_norm="head", patterns=patterns)
 
@@ -49,23 +60,24 @@ class Qwen3Moe:
 
     @staticmethod
     def spec_from_hf(config: HFConfig) -> ModelSpec:
-        layers, experts = config.num_hidden_layers, count(config, ("num_experts", "num_local_experts"), 128)
+        layers, experts = (
+            config.num_hidden_layers,
+            count(config, ("num_experts", "num_local_experts"), 128, MOST_EXPERTS),
+        )
         step = count(config, ("decoder_sparse_step",), 1)
-        dense, normalised = config.raw.get("mlp_only_layers") or [], config.raw.get("norm_topk_prob", False)
+        dense = config.raw.get("mlp_only_layers") or []
         if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
             raise CheckpointError(f"config.json: mlp_only_layers must list layers below {layers}, not {dense!r:.80}")
-        if not isinstance(normalised, bool):
-            raise CheckpointError(f"config.json: norm_topk_prob must be true or false, not {normalised!r:.80}")
-        window = int(number(config, "sliding_window", 4096)) if config.raw.get("use_sliding_window") else 0
+        window = window_of(config, 4096, "use_sliding_window")
         return replace(
             Qwen3.spec_from_hf(config),
             head_dim=config.head_dim,
-            patterns=windows(window, [True] * layers),
+            patterns=windows(window, [window > 0] * layers),
             experts=ExpertsSpec(
                 count=experts,
                 chosen=count(config, ("num_experts_per_tok",), 8, experts),
                 inner=count(config, ("moe_intermediate_size",), 768),
-                normalised=normalised,
+                normalised=flag(config, "norm_topk_prob"),
                 layers=tuple((index + 1) % step == 0 and index not in dense for index in range(layers)),
             ),
         )

@@ -265,6 +265,19 @@ def test_gemma3_files_of_the_older_form(checkpoints: Checkpoints) -> None:
     assert spec.tied
 
 
+def test_gemma3_with_one_rope_given(checkpoints: Checkpoints) -> None:
+    """What an object for a kind of layer lacks comes from beside it, each kind's own."""
+    raw = {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}, "rope_theta": 5e5}
+    spec = MODELS["Gemma3ForCausalLM"].spec_from_hf(config_of("gemma3", checkpoints.folder("gemma3"), **raw))
+    assert spec.rope == RopeSpec(5e5, "linear", 8.0)
+    assert spec.ropes == (RopeSpec(1e4),) * 3
+
+
+def test_qwen2_with_the_switch_and_no_window_sees_everything(checkpoints: Checkpoints) -> None:
+    raw = {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}
+    assert not MODELS["Qwen2ForCausalLM"].spec_from_hf(config_of("qwen2", checkpoints.folder("qwen2"), **raw)).patterns
+
+
 REFUSED_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {"hidden_act": "gelu"}, "hidden_act"),
     ("mistral", {"sliding_window": "wide"}, "sliding_window"),
@@ -282,6 +295,22 @@ REFUSED_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3 moe", {"mlp_only_layers": [3]}, "mlp_only_layers"),
     ("qwen3 moe", {"norm_topk_prob": "yes"}, "norm_topk_prob"),
     ("qwen3 moe", {"moe_intermediate_size": 0.5}, "moe_intermediate_size"),
+    ("qwen3 moe", {"num_experts": 10**9}, "num_experts"),
+    ("qwen2", {"rms_norm_eps": "small"}, "rms_norm_eps"),
+    ("qwen2", {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    ("qwen2", {"use_sliding_window": "false"}, "use_sliding_window"),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "no sliding_window"),
+    ("qwen2", {"layer_types": [{}] * 3}, "layer_types"),
+    ("qwen3", {"attention_bias": "false"}, "attention_bias"),
+    ("qwen3", {"head_dim": 24.5}, "head_dim"),
+    ("mistral", {"sliding_window": 0.5}, "sliding_window"),
+    ("gemma2", {"sliding_window": None}, "sliding_window"),
+    ("gemma3", {"rope_parameters": ["full_attention"]}, "rope_parameters"),
+    ("granite", {"embedding_multiplier": 10**400}, "embedding_multiplier"),
+    ("olmo2", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "rope_theta"),
+    ("olmo2", {"partial_rotary_factor": "half"}, "partial_rotary_factor"),
+    ("phi3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}}, "yarn"),
+    ("smollm3", {"no_rope_layers": ["1", "0", "1"]}, "no_rope_layers"),
 ]
 
 
