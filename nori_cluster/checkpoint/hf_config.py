@@ -15,6 +15,7 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_COUNT = 1 << 31
+MAX_LAYERS = 1024  # far above what any model has, so that a hostile file costs no memory
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True):
@@ -64,8 +65,14 @@ def read_config(folder: Path) -> CheckpointConfig:
     hidden = keys.count("hidden_size")
     if heads % kv_heads:
         keys.refuse("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
-    if "head_dim" not in raw and hidden % heads:
+    if raw.get("head_dim") is None and hidden % heads:
         keys.refuse("num_attention_heads", f"{heads} does not divide hidden_size {hidden} and head_dim is not given")
+    head_dim, layers = keys.count("head_dim", hidden // heads), keys.count("num_hidden_layers")
+    if head_dim % 2:
+        keys.refuse("head_dim", f"{head_dim} is odd; rotary positions turn pairs")
+    if layers > MAX_LAYERS:
+        keys.refuse("num_hidden_layers", f"{layers} is more than {MAX_LAYERS}")
+    keys.quantization()
     vocab = keys.count("vocab_size")
     return CheckpointConfig(
         architecture=keys.architecture(),
@@ -74,10 +81,10 @@ def read_config(folder: Path) -> CheckpointConfig:
         max_position_embeddings=keys.count("max_position_embeddings"),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        num_hidden_layers=keys.count("num_hidden_layers"),
+        num_hidden_layers=layers,
         hidden_size=hidden,
         intermediate_size=keys.count("intermediate_size"),
-        head_dim=keys.count("head_dim", hidden // heads),
+        head_dim=head_dim,
         eos_token_ids=_eos_ids(folder, keys, vocab),
         tie_word_embeddings=keys.flag("tie_word_embeddings", False),
         torch_dtype=keys.dtype(),
@@ -127,6 +134,12 @@ class _Keys:
             if not isinstance(id_, int) or isinstance(id_, bool) or not 0 <= id_ < vocab_size:
                 self.refuse(key, f"expected token ids below vocab_size {vocab_size}, found {id_!r:.80}")
         return tuple(dict.fromkeys(values))
+
+    def quantization(self) -> None:
+        """A quantization that does not say its method would be served as if there were none."""
+        value = self._values.get("quantization_config")
+        if value is not None and not (isinstance(value, dict) and isinstance(value.get("quant_method"), str)):
+            self.refuse("quantization_config", f"expected an object with quant_method, found {value!r:.80}")
 
     def architecture(self) -> str:
         names = self._values.get("architectures")
